@@ -1,0 +1,38 @@
+# Everything that a fresh machine with Python >= 3.11 and make needs; `make test` starts from nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+PROCESSES := 4
+FOLDERS := autopar strategies cost_models examples tests
+
+export OMP_NUM_THREADS := 1
+
+.PHONY: install lint test test-all demo clean
+
+install: $(VENV)/installed
+
+# torch goes first: where a package source offers a CPU build of this version, that one is taken.
+$(VENV)/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+lint: install
+	$(BIN)/ruff check $(FOLDERS)
+	$(BIN)/ruff format --check $(FOLDERS)
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+# Also the tests that need a GPU; they fail, and aren't skipped, where there is none.
+test-all: lint
+	$(BIN)/python -m pytest -m ""
+
+demo: install
+	$(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) examples/train_gpt2.py --compare 20
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,232 @@
+"""The statements of one method: a walk over a graph in which every op becomes an expression.
+
+An expression that is used once, soon and cheaply is written where it is used; the others get a
+name. A value that is needed in another layout than it was made in is converted by explicit calls.
+"""
+
+from collections.abc import Iterable
+
+import torch.fx
+
+from autopar.emit.names import Lengths, Names, wish
+from autopar.emit.printing import Printer, atom, segment_bounds
+from autopar.graph.factors import DimExpr
+from autopar.graph.ops import arguments, class_of, op_name, shape_of
+from autopar.layouts.flow import Flow
+from autopar.layouts.layout import Layout
+from autopar.layouts.typing import input_layout
+
+LINE = 88
+INLINE_KINDS = frozenset({"pointwise", "view", "permute", "reduction"})
+NAMED_OPS = frozenset({"dropout", "clone"})
+
+
+class Body:
+    """Statements of a forward (or of `counts`) over one flow."""
+
+    def __init__(
+        self, flow: Flow, names: Names, lengths: Lengths, skip: frozenset[str] = frozenset()
+    ) -> None:
+        """`skip`: ops that this method doesn't print."""
+        self.flow, self.names, self.lengths, self.skip = flow, names, lengths, skip
+        self.block = flow.block
+        self.lines: list[str] = []
+        self.texts: dict[tuple[str, Layout], str] = {}
+        self.outputs: dict[str, list[str]] = {}
+        self.products: dict[str, str] = {}
+        self.printer = Printer(self)
+        self.region: str | None = None
+        self.used_functions: set[str] = set()
+
+    # ---- what the printer asks for
+
+    def operand(self, node: torch.fx.Node, source: torch.fx.Node) -> str:
+        """The text of an input in the layout that the op needs, converting it where it must."""
+        return self.converted(source.name, self.flow.need(node, source.name))
+
+    def out_shape(self, node: torch.fx.Node) -> list[str]:
+        """Local sizes of the result's dims."""
+        layout = self.made(node.name)
+        return [self.lengths.text(expr, layout) for expr in self.block.values[node.name].dims]
+
+    def pieces(self, node: torch.fx.Node) -> list[str]:
+        """Local sizes of a split's outputs along its dim."""
+        dim = arguments(node)["dim"]
+        users = {u.args[1]: u for u in node.users}
+        out = []
+        for index, value in enumerate(node.meta["val"]):
+            if index in users:
+                name = users[index].name
+                expr = self.block.values[name].dims[dim]
+                out.append(self.lengths.text(expr, self.made(name)))
+            else:
+                out.append(str(int(value.shape[dim])))
+        return out
+
+    def bounds(self, node: torch.fx.Node) -> tuple[int, int | None]:
+        """A slice's local start and stop (None: to the end)."""
+        args = arguments(node)
+        source = args["self"]
+        dim = args["dim"] % len(shape_of(source))
+        whole = shape_of(source)[dim]
+        start, stop = args["start"] or 0, args["end"]
+        stop = whole if stop is None else min(stop, whole)
+        start, stop = start % whole if start < 0 else start, stop % whole if stop < 0 else stop
+        layout, setting = self.flow.need(node, source.name), self.flow.setting
+
+        def local(expr: DimExpr) -> int:
+            return setting.local_length(expr, layout)
+
+        def full(expr: DimExpr) -> int:
+            return setting.local_length(expr, Layout())
+
+        expr = self.block.values[source.name].dims[dim]
+        low, high = segment_bounds(expr, local, full, start, stop)
+        return low, None if stop == whole else high
+
+    # ---- values
+
+    def made(self, name: str) -> Layout:
+        """The layout in which a value exists first."""
+        if name in self.flow.made:
+            return self.flow.made[name]
+        if name in self.flow.params:
+            return self.flow.params[name]
+        return input_layout(self.block.values[name], self.flow.setting)
+
+    def put(self, name: str, text: str) -> None:
+        """Remember the text of a value as it was made."""
+        self.texts[name, self.made(name)] = text
+
+    def converted(self, name: str, need: Layout) -> str:
+        """The text of a value in a layout; prints the conversion on its first use."""
+        if (name, need) not in self.texts:
+            text = self.texts[name, self.made(name)]
+            stem = text if text.isidentifier() else wish(self._node(name))
+            for step in self.flow.conversions[name, need]:
+                self.used_functions.add(step.function)
+                where = f"dim={step.dim}, " if step.dim is not None else ""
+                axis = f'axis=self.mesh["{step.part.axis}"]'
+                text = f"{step.function}({text}, {where}{axis})"
+            if self.flow.conversions[name, need]:
+                variable = self.names.fresh(f"{stem}_{_suffix(self.flow, name, need)}")
+                self.lines.append(f"{variable} = {text}")
+                text = variable
+            self.texts[name, need] = text
+        return self.texts[name, need]
+
+    def _node(self, name: str) -> torch.fx.Node:
+        return self.block.node(name)
+
+    # ---- statements
+
+    def run(self, nodes: Iterable[torch.fx.Node]) -> None:
+        """Print these ops in order."""
+        for node in nodes:
+            self.op(node)
+
+    def op(self, node: torch.fx.Node) -> None:
+        """Print one op: a statement, or a text kept for its only use."""
+        name = op_name(node)
+        if name == "getitem":
+            self.put(node.name, self.outputs[node.args[0].name][node.args[1]])  # type: ignore[union-attr,index]
+            return
+        self._heading(node)
+        if isinstance(node.meta["val"], (list, tuple)):
+            self._several(node)
+            return
+        fused = self._with_bias(node)
+        text = fused or self.printer.text(node)
+        if self._is_product_for_bias(node):
+            self.products[node.name] = text
+        if text.isidentifier() or text.startswith("self.") or self._inline(node, text):
+            self.put(node.name, text)
+            return
+        variable = self.names.fresh(wish(node))
+        self.lines.append(f"{variable} = {text}{self._comment(node)}")
+        self.put(node.name, variable)
+
+    def _several(self, node: torch.fx.Node) -> None:
+        users = {u.args[1]: u for u in node.users}
+        count = len(node.meta["val"])
+        variables = [
+            self.names.fresh(wish(users[i]) if i in users else "_unused") for i in range(count)
+        ]
+        self.lines.append(f"{', '.join(variables)} = {self.printer.text(node)}")
+        self.outputs[node.name] = variables
+
+    def _heading(self, node: torch.fx.Node) -> None:
+        region = self.block.ops[node.name].region
+        if region is None or region == self.region or not self.flow.choices:
+            return
+        self.region = region
+        parts = [
+            f"{' · '.join(p.axis for p in split)} splits {dim}"
+            for dim, split in self.flow.choices[region].splits
+        ]
+        self.lines.append(f"# ---- {region}: {', '.join(parts) or 'nothing is split'}")
+
+    def _inline(self, node: torch.fx.Node, text: str) -> bool:
+        kind, name = class_of(op_name(node)), op_name(node)
+        users = [u for u in node.users if u.name not in self.skip]
+        if len(users) != 1 or name in NAMED_OPS:
+            return False
+        (user,) = users
+        if user.op != "call_function" or self.flow.need(user, node.name) != self.made(node.name):
+            return False
+        ops = self.block.ops
+        if ops[user.name].region != ops[node.name].region and ops[user.name].region is not None:
+            return False
+        if self._is_product_for_bias(node):
+            return True
+        if class_of(op_name(user)) == "attention" or op_name(user) in ("split", "chunk"):
+            return False
+        return kind in INLINE_KINDS and len(text) <= LINE - 30
+
+    def _is_product_for_bias(self, node: torch.fx.Node) -> bool:
+        """A contraction whose only use is the add of a bias, with nothing between."""
+        if class_of(op_name(node)) != "contraction" or len(node.users) != 1:
+            return False
+        user = next(iter(node.users))
+        if user.op != "call_function" or op_name(user) != "add":
+            return False
+        other = arguments(user)["other"]
+        return (
+            arguments(user)["self"] is node
+            and isinstance(other, torch.fx.Node)
+            and other.name in self.block.params
+            and len(shape_of(other)) == 1
+            and self.flow.need(user, node.name) == self.made(node.name)
+            and self.flow.need(user, other.name) == self.made(other.name)
+        )
+
+    def _with_bias(self, node: torch.fx.Node) -> str | None:
+        """A linear and its bias as one call."""
+        if op_name(node) != "add":
+            return None
+        args = arguments(node)
+        product = args["self"]
+        if not isinstance(product, torch.fx.Node) or product.name not in self.products:
+            return None
+        text, bias = self.products[product.name], self.operand(node, args["other"])
+        if op_name(product) == "linear":
+            return f"{text[:-1]}, {bias})"
+        return f"{text} + {atom(bias)}"
+
+    def _comment(self, node: torch.fx.Node) -> str:
+        if class_of(op_name(node)) not in ("contraction", "attention"):
+            return ""
+        layout = self.made(node.name)
+        partial = [p.axis for p in sorted(layout.partial)]
+        note = f", partial over {' · '.join(partial)}" if partial else ""
+        return f"  # [{', '.join(self.out_shape(node))}]{note}"
+
+
+def _suffix(flow: Flow, name: str, need: Layout) -> str:
+    """What happened to a value, in a word."""
+    functions = [step.function for step in flow.conversions[name, need]]
+    if any(f in ("all_gather", "unshard") for f in functions):
+        return "full"
+    if any("reduce" in f for f in functions):
+        return "sum" if "reduce_scatter" not in functions else "local"
+    return "local" if any(f in ("shard", "local_part") for f in functions) else "shared"

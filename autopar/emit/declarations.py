@@ -1,0 +1,91 @@
+"""`declare(...)` lines: what each local parameter is a part of."""
+
+from collections.abc import Mapping
+
+import torch
+
+from autopar.emit.names import Lengths
+from autopar.graph.factors import Cat, DimExpr, Leaf
+from autopar.layouts.flow import Flow
+from autopar.layouts.layout import Layout
+from autopar.mesh import Mesh
+
+
+def declaration(
+    name: str,
+    dims: tuple[DimExpr, ...],
+    layout: Layout,
+    lengths: Lengths,
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype,
+    also: tuple[str, ...] = (),
+    buffer: bool = False,
+    trainable: bool = True,
+) -> str:
+    """One declare call, whole dims with their splits."""
+    words = [f'"{name}"', *(whole_dim(expr, layout, lengths) for expr in dims)]
+    sums = [axis for axis, _ in mesh.axes if any(p.axis == axis for p in layout.varying)]
+    if sums and trainable and not buffer:
+        words.append(f"sums={_tuple(sums)}")
+    if dtype != torch.float32:
+        words.append(f"dtype={dtype}")
+    if also:
+        words.append(f"also={_tuple(also)}")
+    if buffer:
+        words.append("buffer=True")
+    elif not trainable:
+        words.append("trainable=False")
+    return f"declare(self, {', '.join(words)})"
+
+
+def whole_dim(expr: DimExpr, layout: Layout, lengths: Lengths) -> str:
+    """A whole dim and how it is cut: "hidden", '(split(heads, "tp"), head_dim)', "cat(…)"."""
+    factors = [_factor(factor, layout, lengths) for factor in expr]
+    if not factors:
+        return "1"
+    return factors[0] if len(factors) == 1 else f"({', '.join(factors)})"
+
+
+def _factor(factor: Leaf | Cat, layout: Layout, lengths: Lengths) -> str:
+    if isinstance(factor, Cat):
+        return f"cat({', '.join(whole_dim(s, layout, lengths) for s in factor.segments)})"
+    split = layout.split(factor.name)
+    text = lengths.text((factor,), Layout())
+    return (
+        f"split({text}, {', '.join(f'{p.axis!r}' for p in split)})".replace("'", '"')
+        if (split)
+        else text
+    )
+
+
+def _tuple(words: list[str] | tuple[str, ...]) -> str:
+    inner = ", ".join(f'"{word}"' for word in words)
+    return f"({inner},)" if len(words) == 1 else f"({inner})"
+
+
+def weight_lines(flow: Flow, lengths: Lengths, names: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The declare lines of a block's parameters and buffers. `names`: placeholder → the names
+    (own first) relative to the block."""
+    captured, out = flow.block.captured, []
+    for node in flow.block.graph.nodes:
+        if node.op != "placeholder" or not (
+            node.name in captured.params or node.name in captured.buffers
+        ):
+            continue
+        value = flow.block.values[node.name]
+        own, *also = names[node.name]
+        out.append(
+            declaration(
+                own,
+                value.dims,
+                flow.params.get(node.name, Layout()),
+                lengths,
+                flow.setting.mesh,
+                dtype=node.meta["val"].dtype,
+                also=tuple(also),
+                buffer=node.name in captured.buffers,
+                trainable=value.needs_grad,
+            )
+        )
+    return out

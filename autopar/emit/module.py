@@ -1,0 +1,300 @@
+"""Program → Python source: one class per unique block and choice, a root class, and the facts that
+the runtime needs."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch.fx
+
+from autopar.emit.body import Body
+from autopar.emit.declarations import weight_lines
+from autopar.emit.names import Lengths, Names, reserved_names
+from autopar.emit.root import RootBody
+from autopar.emit.text import wrapped
+from autopar.errors import AutoparError
+from autopar.graph.model_graph import Block
+from autopar.graph.ops import shape_of
+from autopar.layouts.flow import Flow
+from autopar.layouts.layout import names
+from autopar.layouts.program import Program, sharded_params, splits_of
+
+RUNTIME = (
+    "Container",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_partial",
+    "cat",
+    "declare",
+    "declare_layers",
+    "enter",
+    "local_part",
+    "once",
+    "reduce_scatter",
+    "shard",
+    "shard_fully",
+    "split",
+    "unshard",
+)
+
+
+def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
+    """The source of a training module. `summary`: lines for its docstring."""
+    lengths = Lengths(program.setting)
+    classes = variants(program)
+    bodies = [
+        _block_class(program.flows[paths[0]], name, paths, lengths)
+        for name, paths in classes.items()
+    ]
+    root = _root_class(program, classes, lengths)
+    code = "\n\n\n".join("\n".join(lines) for lines in [*bodies, root])
+    facts = "\n".join(_facts(program))
+    used = [name for name in RUNTIME if re.search(rf"\b{name}\(", code) or name == "Container"]
+    head = [
+        '"""'
+        + "\n".join([f"{program.model.capture.model_class}, written by autopar.", *summary])
+        + '\n"""',
+        "",
+        "import torch",
+        "import torch.nn.functional as F",
+        "",
+        *wrapped(f"from autopar.runtime import ({', '.join(used)})", 0),
+        "",
+        *_constants(program, lengths),
+    ]
+    if "torch." not in code.replace("torch.nn", ""):
+        head.remove("import torch")
+    if "F." not in code:
+        head.remove("import torch.nn.functional as F")
+    return "\n".join(head) + "\n\n\n" + code + "\n\n\n" + facts + "\n"
+
+
+def variants(program: Program) -> Mapping[str, tuple[str, ...]]:
+    """Class name → the layers that are of it."""
+    found: dict[tuple[int, object], tuple[Block, list[str]]] = {}
+    for path, block in program.model.instances():
+        if path:
+            key = (id(block), splits_of(program.choices[path]))
+            found.setdefault(key, (block, []))[1].append(path)
+    names = Names([program.model.capture.model_class, *RUNTIME])
+    return {names.fresh(block.name): tuple(paths) for block, paths in found.values()}
+
+
+def _block_class(flow: Flow, name: str, paths: tuple[str, ...], lengths: Lengths) -> list[str]:
+    block = flow.block
+    names = Names(reserved_names(block, flow.setting, RUNTIME))
+    body = Body(flow, names, lengths)
+    arguments = _place_inputs(body, block.inputs(), block.inputs())
+    _place_weights(body)
+    body.run(n for n in block.graph.nodes if n.op == "call_function")
+    result = next(n for n in reversed(block.graph.nodes) if n.op == "output")
+    returned = [body.operand(result, out) for out in block.outputs()]
+    weights: dict[str, tuple[str, ...]] = {
+        node: (own,) for node, own in {**block.params, **block.captured.buffers}.items()
+    }
+    lines = [f"class {name}(Container):", f'    """{_span(paths)}"""', ""]
+    lines += _init(weight_lines(flow, lengths, weights), [])
+    lines += ["", f"    def forward(self, {', '.join(arguments)}):"]
+    for line in body.lines:
+        lines += wrapped(line, 8)
+    return [*lines, f"        return {', '.join(returned)}"]
+
+
+def _root_class(
+    program: Program, classes: Mapping[str, tuple[str, ...]], lengths: Lengths
+) -> list[str]:
+    flow, capture = program.flows[""], program.model.capture
+    block = flow.block
+    class_of_path = {path: name for name, paths in classes.items() for path in paths}
+    names = Names({*reserved_names(block, flow.setting, RUNTIME), "layer", "i", "counts"})
+    body = RootBody(flow, names, lengths, class_of_path)
+    arguments = _place_inputs(body, block.inputs(), capture.batch_leaves)
+    _place_weights(body)
+    for index, count in enumerate(block.counts):
+        body.put(count, f"counts[{index}]")
+    body.run(
+        n for n in block.graph.nodes if n.op == "call_function" and n.name not in block.prologue
+    )
+    (loss,) = block.outputs()
+    lines = [f"class {capture.model_class}(Container):", f'    """{_root_doc(program)}"""', ""]
+    tied = {p.names[0]: p.names for p in capture.params}
+    weights = {n: tied[own] for n, own in block.params.items()}
+    weights |= {n: (own,) for n, own in block.captured.buffers.items()}
+    lines += _init(weight_lines(flow, lengths, weights), _layer_lines(program, class_of_path))
+    lines += _shard_method(program)
+    lines += _counts_method(flow, lengths, arguments)
+    lines += ["", f"    def forward(self, {', '.join([*arguments, 'counts'])}):"]
+    for line in body.lines:
+        lines += wrapped(line, 8)
+    return [*lines, f"        return {body.texts[loss.name, body.made(loss.name)]}"]
+
+
+def _place_inputs(body: Body, nodes: Iterable[str], wishes: Iterable[str]) -> list[str]:
+    out = []
+    for node, wish in zip(nodes, wishes, strict=True):
+        variable = body.names.fresh(re.sub(r"\W+", "_", wish).strip("_"))
+        body.put(node, variable)
+        out.append(variable)
+    return out
+
+
+def _place_weights(body: Body) -> None:
+    captured = body.block.captured
+    for node in body.block.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        name = captured.params.get(node.name) or captured.buffers.get(node.name)
+        if name is not None:
+            body.put(node.name, "self." + re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", name))
+        elif node.name in captured.constants:
+            body.put(node.name, _literal(captured.constants[node.name], node))
+
+
+def _literal(tensor: torch.Tensor, node: torch.fx.Node) -> str:
+    if tensor.numel() > 64:
+        raise AutoparError(
+            f"the model makes a constant tensor of {tensor.numel()} elements ({node.name}) in its "
+            "forward; register it as a buffer"
+        )
+    return f"torch.tensor({tensor.tolist()}, dtype={tensor.dtype}, device=self.mesh.device)"
+
+
+def _init(declarations: list[str], layers: list[str]) -> list[str]:
+    lines = ["    def __init__(self, mesh):", "        super().__init__()"]
+    lines.append("        self.mesh = mesh")
+    for line in [*declarations, *layers]:
+        lines += wrapped(line, 8)
+    return lines
+
+
+def _layer_lines(program: Program, class_of_path: Mapping[str, str]) -> list[str]:
+    containers: dict[str, list[str]] = {}
+    for layer in program.model.layers:
+        containers.setdefault(layer.path.rpartition(".")[0], []).append(layer.path)
+    out = []
+    for container, paths in containers.items():
+        made = [class_of_path[path] for path in paths]
+        if len(set(made)) == 1:
+            layers = f"[{made[0]}(mesh) for _ in range({len(made)})]"
+        else:
+            layers = "[" + ", ".join(f"{name}(mesh)" for name in made) + "]"
+        out.append(f'declare_layers(self, "{container}", {layers})')
+    return out
+
+
+def _shard_method(program: Program) -> list[str]:
+    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for path, _ in program.model.instances():
+        by_axes: dict[tuple[str, ...], list[str]] = {}
+        for candidate in program.choices[path].values():
+            for name, axes in sharded_params(candidate).items():
+                by_axes.setdefault(axes, []).append(name)
+        for axes, sharded in by_axes.items():
+            container = path.rpartition(".")[0]
+            groups.setdefault((container, axes, tuple(sorted(sharded))), []).append(path)
+    if not groups:
+        return []
+    lines = ["", "    def shard(self):"]
+    lines.append('        """ZeRO 3 by FSDP2: each of these parameters lies in shards; it is')
+    lines.append("        all-gathered in the forward and in the backward, its gradient")
+    lines.append('        reduce-scattered."""')
+    for (_, axes, sharded), paths in sorted(groups.items(), key=lambda item: item[1] == [""]):
+        inner = f"axes={_strings(axes)}, names={_strings(sharded)}"
+        if paths == [""]:
+            lines += wrapped(f"shard_fully(self, {inner})", 8)
+        elif len(paths) == 1:
+            lines += wrapped(f"shard_fully({_member(paths[0])}, {inner})", 8)
+        else:
+            layers = ", ".join(_member(path) for path in paths)
+            lines += wrapped(f"layers = ({layers})", 8)
+            lines.append("        for layer in layers:")
+            lines += wrapped(f"shard_fully(layer, {inner})", 12)
+    return lines
+
+
+def _member(path: str) -> str:
+    return "self." + re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path)
+
+
+def _counts_method(flow: Flow, lengths: Lengths, arguments: list[str]) -> list[str]:
+    block = flow.block
+    if not block.counts:
+        return []
+    needed: set[torch.fx.Node] = set()
+    todo = [n for n in block.graph.nodes if n.name in block.counts]
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo += node.all_input_nodes
+    bare = Flow(block, {}, flow.setting, {}, {}, {}, {})
+    skip = frozenset(n.name for n in block.graph.nodes if n not in needed)
+    body = Body(bare, Names(reserved_names(block, flow.setting, RUNTIME)), lengths, skip)
+    for node, argument in zip(block.inputs(), arguments, strict=True):
+        body.put(node, argument)
+        body.names.taken.add(argument)
+    _place_weights(body)
+    body.run(n for n in block.graph.nodes if n in needed and n.op == "call_function")
+    lines = ["", f"    def counts(self, {', '.join(arguments)}):"]
+    lines.append('        """What the losses divide by; summed over the data axes and')
+    lines.append('        microbatches before the first backward."""')
+    for line in body.lines:
+        lines += wrapped(line, 8)
+    texts = [body.texts[name, body.made(name)] for name in block.counts]
+    return [*lines, f"        return ({', '.join(texts)},)"]
+
+
+def _constants(program: Program, lengths: Lengths) -> list[str]:
+    setting = program.setting
+    axes = [(name, size) for name, size in setting.mesh.axes]
+    lines = [f"{', '.join(n for n, _ in axes)} = {', '.join(str(s) for _, s in axes)}"]
+    leaves = sorted(lengths.used.values(), key=lambda leaf: leaf.name)
+    if leaves:
+        left = ", ".join(leaf.name for leaf in leaves)
+        right = ", ".join(str(setting.length(leaf)) for leaf in leaves)
+        lines += wrapped(f"{left} = {right}", 0)
+    if any(leaf.name == "batch" for leaf in leaves):
+        lines.append("# batch: samples of one microbatch over all data ranks")
+    return lines
+
+
+def _facts(program: Program) -> list[str]:
+    setting, capture, block = program.setting, program.model.capture, program.model.skeleton
+    flow = program.flows[""]
+    (loss,) = block.outputs()
+    partial = flow.made[loss.name].partial
+    sums = [axis for axis, _ in setting.mesh.axes if any(p.axis == axis for p in partial)]
+    data = [part.axis for part in setting.data]
+    nodes = {n.name: n for n in block.graph.nodes}
+    lines = [
+        f"MODEL = {capture.model_class}",
+        f"MESH = {setting.mesh.axes!r}".replace("'", '"'),
+        f"MICROBATCHES = {setting.microbatches}",
+        f"DATA_AXES = {_strings(data)}",
+        f"LOSS_SUMS = {_strings(sums)}",
+        "INPUTS = (",
+    ]
+    for placeholder, leaf in zip(block.inputs(), capture.batch_leaves, strict=True):
+        node = nodes[placeholder]
+        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+        split = "batch" in _leaf_names(flow, placeholder)
+        lines.append(f'    ("{leaf}", {shape_of(node)!r}, "{dtype}", {split}),')
+    return [*lines, ")"]
+
+
+def _leaf_names(flow: Flow, name: str) -> set[str]:
+    return set(names(flow.block.values[name].dims))
+
+
+def _strings(words: Iterable[str]) -> str:
+    items = [f'"{word}"' for word in words]
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _span(paths: tuple[str, ...]) -> str:
+    if len(paths) == 1:
+        return paths[0]
+    return f"{paths[0]} … {paths[-1]} ({len(paths)} layers)"
+
+
+def _root_doc(program: Program) -> str:
+    return f"{program.model.capture.model_class} on {program.setting.mesh}"

@@ -1,0 +1,114 @@
+"""The root's forward: like any body, with calls of layers, in loops where layers follow alike."""
+
+from collections.abc import Mapping
+
+import torch.fx
+
+from autopar.emit.body import Body
+from autopar.emit.names import Lengths, Names
+from autopar.graph.ops import class_of, op_name
+from autopar.layouts.flow import Flow
+
+
+class RootBody(Body):
+    """A body that can call layers. `class_of_path`: each layer's emitted class."""
+
+    def __init__(
+        self, flow: Flow, names: Names, lengths: Lengths, class_of_path: Mapping[str, str]
+    ) -> None:
+        super().__init__(flow, names, lengths, flow.block.prologue)
+        self.class_of_path = class_of_path
+        calls = [n for n in flow.block.graph.nodes if _is_call(n)]
+        self.runs = {run[0].name: run for run in _runs(calls, self)}
+        self.inside = {n.name for run in self.runs.values() for n in run[1:]}
+
+    def op(self, node: torch.fx.Node) -> None:
+        """Print one op; a run of layers is printed at its first call."""
+        if not _is_call(node):
+            source = node.args[0] if node.args else None
+            if (
+                op_name(node) == "getitem"
+                and isinstance(source, torch.fx.Node)
+                and (_is_call(source))
+            ):
+                if source.name in self.outputs:
+                    self.put(node.name, self.outputs[source.name][node.args[1]])  # type: ignore[index]
+                return
+            super().op(node)
+        elif node.name in self.runs:
+            self._run(self.runs[node.name])
+
+    def _run(self, run: list[torch.fx.Node]) -> None:
+        first, last = run[0], run[-1]
+        self.region = None
+        tensors: tuple[torch.fx.Node, ...] = tuple(first.args[0])  # type: ignore[arg-type]
+        texts = [self.operand(first, t) for t in tensors]
+        container = path_text(str(first.args[1]).rpartition(".")[0])
+        start = index_of(first)
+        if len(run) == 1:
+            names = [self.names.fresh("hidden_states") for _ in first.meta["val"]]
+            call = f"{container}[{start}]({', '.join(texts)})"
+            self.lines.append(f"{', '.join(names)} = {call}")
+            self.outputs[last.name] = names
+            return
+        carried = carried_argument(run[0], run[1])
+        assert carried is not None
+        name = self.names.fresh("hidden_states")
+        self.lines.append(f"{name} = {texts[carried]}")
+        texts[carried] = name
+        self.lines.append(f"for i in range({start}, {start + len(run)}):")
+        self.lines.append(f"    {name} = {container}[i]({', '.join(texts)})")
+        self.outputs[last.name] = [name]
+
+
+def _is_call(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and class_of(op_name(node)) == "layer"
+
+
+def path_text(path: str) -> str:
+    """A module path as Python: "transformer.h" → self.transformer.h."""
+    return "self" + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in path.split(".") if p)
+
+
+def index_of(call: torch.fx.Node) -> int:
+    """A layer's index in its container."""
+    return int(str(call.args[1]).rpartition(".")[2])
+
+
+def carried_argument(call: torch.fx.Node, after: torch.fx.Node) -> int | None:
+    """Which argument of the next call is this call's only output (all others being the same
+    tensors), or None where they don't follow so."""
+    here: tuple[torch.fx.Node, ...] = tuple(call.args[0])  # type: ignore[arg-type]
+    there: tuple[torch.fx.Node, ...] = tuple(after.args[0])  # type: ignore[arg-type]
+    users = list(call.users)
+    if len(here) != len(there) or len(users) != 1 or len(users[0].users) != 1:
+        return None
+    differ = [i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a is not b]
+    if len(differ) != 1 or there[differ[0]] is not users[0]:
+        return None
+    return differ[0]
+
+
+def _runs(calls: list[torch.fx.Node], body: RootBody) -> list[list[torch.fx.Node]]:
+    runs: list[list[torch.fx.Node]] = []
+    for call in calls:
+        if runs and _follows(runs[-1], call, body):
+            runs[-1].append(call)
+        else:
+            runs.append([call])
+    return runs
+
+
+def _follows(run: list[torch.fx.Node], call: torch.fx.Node, body: RootBody) -> bool:
+    before, path = run[-1], str(call.args[1])
+    if body.class_of_path[path] != body.class_of_path[str(before.args[1])]:
+        return False
+    if path.rpartition(".")[0] != str(before.args[1]).rpartition(".")[0]:
+        return False
+    carried = carried_argument(before, call)
+    if carried is None or index_of(call) != index_of(before) + 1:
+        return False
+    if len(run) > 1 and carried != carried_argument(run[0], run[1]):
+        return False
+    value = next(iter(before.users))
+    return body.flow.need(call, value.name) == body.made(value.name)

@@ -1,0 +1,55 @@
+"""Layout of source text: long calls are broken at their outermost commas."""
+
+LIMIT = 100
+
+
+def wrapped(line: str, indent: int) -> list[str]:
+    """A statement, indented; over several lines where it is too long for one."""
+    margin = " " * indent
+    if indent + len(line) <= LIMIT or line.startswith("#"):
+        return [margin + line]
+    comment = ""
+    if "  # " in line:
+        line, comment = line.split("  # ", 1)
+        if indent + len(line) <= LIMIT:
+            return [f"{margin}# {comment}", margin + line]
+    head, arguments, tail = _outer_call(line)
+    if not arguments:
+        return [margin + line]
+    out = [f"{margin}# {comment}"] if comment else []
+    out.append(f"{margin}{head}(")
+    for argument in arguments:
+        out += wrapped(f"{argument},", indent + 4)
+    out.append(f"{margin}){tail}")
+    return out
+
+
+def _outer_call(line: str) -> tuple[str, list[str], str]:
+    """Head, arguments and tail of the last outermost parenthesis group of a line."""
+    depth, spans, start = 0, [], 0
+    for position, character in enumerate(line):
+        if character in "([{":
+            if depth == 0:
+                start = position
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if depth == 0 and line[start] == "(" and start > 0 and position > start + 1:
+                spans.append((start, position))
+    longest = max(spans, key=lambda span: span[1] - span[0], default=None)
+    if longest is None or any(c in line[longest[0] : longest[1]] for c in ('"""',)):
+        return line, [], ""
+    start, end = longest
+    return line[:start], _split_commas(line[start + 1 : end]), line[end + 1 :]
+
+
+def _split_commas(text: str) -> list[str]:
+    depth, parts, current = 0, [], ""
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += character
+    return [*parts, current.strip()] if current.strip() else parts

@@ -1,0 +1,141 @@
+"""Capture → ModelGraph: named dims over all blocks at once, regions within each."""
+
+from dataclasses import replace
+
+import torch.fx
+
+from autopar.capture.captured import Capture, CapturedGraph
+from autopar.capture.saved import saved_tensors
+from autopar.errors import AutoparError
+from autopar.graph.dims import BlockDims, read_dims
+from autopar.graph.factors import Factor, find, freeze, leaves, resolve, set_hint, size, unify
+from autopar.graph.flags import Flags, read_flags
+from autopar.graph.model_graph import Block, ModelGraph, Op, SavedTensor, Value
+from autopar.graph.normalise import is_prologue_only, normalise
+from autopar.graph.ops import class_of, is_tensor, op_name
+from autopar.graph.regions import BlockRegions, find_regions
+
+
+def analyse(capture: Capture) -> ModelGraph:
+    """Named dims and regions of a captured model.
+
+    Errors: AutoparError where no tensor of the batch has a first dim to split.
+    """
+    graphs = [normalise(g.graph) for g in (capture.skeleton, *capture.blocks)]
+    captured = [capture.skeleton, *capture.blocks]
+    block_of = {layer.path: layer.block + 1 for layer in capture.layers}
+    dims: list[BlockDims | None] = [None] * len(graphs)
+    for index in range(len(graphs) - 1, -1, -1):
+        graph, _ = graphs[index]
+        callees = {path: dims[i] for path, i in block_of.items()} if index == 0 else {}
+        start = _batch_hook(capture) if index == 0 else None
+        dims[index] = read_dims(graph, callees, start)
+    batch_size = _batch_size(capture)
+    known = [d for d in dims if d is not None]
+    flags = read_flags(capture, [g for g, _ in graphs], block_of)
+    regions = [
+        find_regions(graph, captured[i], known[i], flags[i], _prologue(graph, counts))
+        for i, (graph, counts) in enumerate(graphs)
+    ]
+    _name_leaves([g for g, _ in graphs], known, regions)
+    blocks = tuple(
+        _block(captured[i], graph, counts, known[i], flags[i], regions[i])
+        for i, (graph, counts) in enumerate(graphs)
+    )
+    layers = tuple(replace(layer, block=layer.block + 1) for layer in capture.layers)
+    return ModelGraph(capture, blocks, layers, batch_size)
+
+
+def _batch_size(capture: Capture) -> int:
+    values = {n.name: n.meta["val"] for n in capture.skeleton.graph.nodes if n.op == "placeholder"}
+    shapes = [tuple(values[i.node].shape) for i in capture.skeleton.inputs]
+    sized = [shape[0] for shape in shapes if shape]
+    if not sized:
+        raise AutoparError("no tensor of the batch has a dim; the first dim must be the batch")
+    return int(max(sized))
+
+
+def _batch_hook(capture: Capture):  # type: ignore[no-untyped-def]
+    """Joins the first dims of the batch's tensors (those of the batch's size) and names them."""
+    size_ = _batch_size(capture)
+    names = {i.node for i in capture.skeleton.inputs}
+
+    def join(known: dict[torch.fx.Node, list[list[list[Factor]]]]) -> None:
+        first = [
+            d[0][0] for n, d in known.items() if n.name in names and d[0] and size(d[0][0]) == size_
+        ]
+        for dim in first:
+            unify(first[0], dim)
+        if size_ > 1:
+            set_hint(first[0], "batch")
+
+    return join
+
+
+def _prologue(graph: torch.fx.Graph, counts: tuple[torch.fx.Node, ...]) -> frozenset[str]:
+    return frozenset(
+        n.name for n in graph.nodes if n.op == "call_function" and is_prologue_only(n, counts)
+    ) | {n.name for n in counts}
+
+
+def _name_leaves(
+    graphs: list[torch.fx.Graph], dims: list[BlockDims], regions: list[BlockRegions]
+) -> None:
+    """Give every leaf a name of its own, model-wide: its hint, its region's role, or its size."""
+    taken: dict[str, int] = {}
+    for found in regions:
+        for internal in found.internal:
+            for leaf in internal.leaves:
+                leaf.hint = leaf.hint or internal.role
+    for graph, known in zip(graphs, dims, strict=True):
+        for node in graph.nodes:
+            for tensor in known.dims.get(node, ()):
+                for dim in tensor:
+                    for leaf in leaves(dim):
+                        if not leaf.name:
+                            stem = leaf.hint or f"dim_{leaf.size}"
+                            taken[stem] = taken.get(stem, 0) + 1
+                            leaf.name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
+
+
+def _block(
+    captured: CapturedGraph,
+    graph: torch.fx.Graph,
+    counts: tuple[torch.fx.Node, ...],
+    known: BlockDims,
+    flags: Flags,
+    regions: BlockRegions,
+) -> Block:
+    values = {}
+    ops = {}
+    for node in graph.nodes:
+        if is_tensor(node):
+            values[node.name] = Value(
+                tuple(freeze(dim) for dim in known.dims[node][0]),
+                node.meta["val"].element_size(),
+                node.name in flags.needs_grad,
+                node.name in flags.from_batch,
+            )
+        if node.op == "call_function":
+            info = known.ops[node]
+            ops[node.name] = Op(
+                node,
+                class_of(op_name(node)) or "opaque",
+                regions.owner.get(node.name),
+                frozenset(leaf.name for dim in info.contract for leaf in leaves(dim)),
+                {leaf.name: why for dim, why in info.unlowered for leaf in leaves(dim)},
+            )
+    saved = tuple(SavedTensor(*record) for record in saved_tensors(graph))
+    names = tuple(n.name for n in counts)
+    prologue = _prologue(graph, counts)
+    assert all(
+        find(f).name
+        for d in known.dims.values()
+        for t in d
+        for x in t
+        for f in resolve(x)
+        if find(f).segments is None
+    )
+    return Block(
+        captured, graph, values, ops, regions.freeze(), saved, names, prologue, known.opaque
+    )

@@ -1,0 +1,138 @@
+"""ModelGraph: a model's unique blocks with named dims and regions, frozen."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch.fx
+
+from autopar.capture.captured import Capture, CapturedGraph, Layer, ParamMeta
+from autopar.graph.factors import DimExpr
+from autopar.plugin import Region
+
+STREAM = "stream"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor in a block: its dims, element size, and whether it carries a gradient."""
+
+    dims: tuple[DimExpr, ...]
+    item_bytes: int
+    needs_grad: bool
+    from_batch: bool
+    """Computed from the batch (or from what is): its batch dim comes split over the data axes."""
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor that autograd keeps for the backward: the op that keeps it, the value whose storage
+    it is (None: made inside the op, with `shape`), and its element size."""
+
+    op: str
+    value: str | None
+    shape: tuple[int, ...]
+    item_bytes: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a block: what it contracts, what can't be emitted split, its region (None: an
+    input op, which needs no gradient and runs unsplit but for the batch)."""
+
+    node: torch.fx.Node
+    kind: str
+    region: str | None
+    contracted: frozenset[str]
+    unlowered: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A unique block (or the skeleton): its normalised graph, dims, regions.
+
+    `params` and `buffers` map placeholder names to names within the block. `counts` are the nodes
+    that the losses divide by. Keys of `values` and `ops` are node names; an op with several
+    outputs has no value of its own, its getitems do.
+    """
+
+    captured: CapturedGraph
+    graph: torch.fx.Graph
+    values: Mapping[str, Value]
+    ops: Mapping[str, Op]
+    regions: tuple[Region, ...]
+    saved: tuple[SavedTensor, ...]
+    counts: tuple[str, ...]
+    prologue: frozenset[str]
+    """Ops that serve the counts alone; forward gets those from outside."""
+    opaque: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The block's class name."""
+        return self.captured.name
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        """Placeholder names of parameters → names within the block."""
+        return self.captured.params
+
+    @property
+    def stream(self) -> Region:
+        """The region that owns the block's boundary."""
+        return self.region(STREAM)
+
+    def region(self, name: str) -> Region:
+        """A region by name."""
+        return next(r for r in self.regions if r.name == name)
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a placeholder is a parameter, a buffer or a lifted constant."""
+        captured = self.captured
+        return name in captured.params or name in captured.buffers or name in captured.constants
+
+    def node(self, name: str) -> torch.fx.Node:
+        """A node by name."""
+        found: torch.fx.Node = next(n for n in self.graph.nodes if n.name == name)
+        return found
+
+    def inputs(self) -> tuple[str, ...]:
+        """The block's tensor inputs that its graph still uses or takes, in call order."""
+        return tuple(i.node for i in self.captured.inputs)
+
+    def outputs(self) -> tuple[torch.fx.Node, ...]:
+        """The nodes that the block returns."""
+        result = next(n for n in reversed(self.graph.nodes) if n.op == "output")
+        return tuple(result.args[0])
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """The whole model: `blocks[0]` is the skeleton; `layers[i].block` indexes `blocks`.
+
+    `dims` gives the size of every dim that blocks share ("batch" is the global batch).
+    """
+
+    capture: Capture
+    blocks: tuple[Block, ...]
+    layers: tuple[Layer, ...]
+    batch_size: int
+
+    @property
+    def skeleton(self) -> Block:
+        """What lies outside the repeated layers."""
+        return self.blocks[0]
+
+    def instances(self) -> Iterator[tuple[str, Block]]:
+        """("" for the skeleton, else the layer's path; its block), in order."""
+        yield "", self.skeleton
+        for layer in self.layers:
+            yield layer.path, self.blocks[layer.block]
+
+    def param(self, name: str) -> ParamMeta:
+        """A parameter by its full name."""
+        return next(p for p in self.capture.params if name in p.names)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether some op drops at random in training."""
+        return any(region.has_dropout for block in self.blocks for region in block.regions)

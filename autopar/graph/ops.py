@@ -1,0 +1,85 @@
+"""Ops by class, and their arguments by name.
+
+Everything that the compiler knows about an op hangs on its class: the factor rule, how partial
+sums flow through it, what it costs. Adding an op of a known class is one word here.
+"""
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from autopar.capture.schema import schema_of
+
+OPS_BY_CLASS: dict[str, str] = {
+    "pointwise": "add sub mul div pow tanh silu relu gelu neg rsqrt sqrt exp log sigmoid to clone "
+    "contiguous dropout abs where masked_fill lt gt le ge eq ne logical_and logical_or "
+    "logical_not bitwise_and bitwise_or bitwise_not rsub minimum maximum cos sin softplus erf "
+    "leaky_relu elu zeros_like ones_like full_like detach floor_divide clamp clamp_min clamp_max",
+    "contraction": "linear matmul mm bmm",
+    "normalisation": "layer_norm rms_norm softmax log_softmax",
+    "reduction": "mean sum",
+    "view": "view reshape unflatten flatten",
+    "permute": "transpose permute t unsqueeze squeeze expand",
+    "concat_split": "split split_with_sizes chunk cat slice select",
+    "pad": "pad",
+    "attention": "scaled_dot_product_attention",
+    "embedding": "embedding",
+    "loss": "cross_entropy_loss nll_loss mse_loss l1_loss binary_cross_entropy_with_logits",
+    "constant": "arange zeros ones full scalar_tensor",
+    "getitem": "getitem",
+    "layer": "layer",
+}
+
+VIEW_CLASSES = frozenset({"view", "permute", "concat_split", "getitem"})
+"""Classes that move no data of their own and through which partial sums pass."""
+
+
+def op_name(node: torch.fx.Node) -> str:
+    """The op's name without namespace and overload: "add", "linear", "getitem"."""
+    if node.target is operator.getitem:
+        return "getitem"
+    schema = schema_of(node)
+    assert schema is not None, node.target
+    return str(schema.name.split("::")[1])
+
+
+def class_of(name: str) -> str | None:
+    """The class of an op by name, or None for an op that has no rule."""
+    return next((c for c, names in OPS_BY_CLASS.items() if name in names.split()), None)
+
+
+def op_class(node: torch.fx.Node) -> str:
+    """The op's class. The op must have one (analysis checks that first)."""
+    found = class_of(op_name(node))
+    assert found is not None, node
+    return found
+
+
+def arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """All arguments by the schema's names, defaults filled in (the export drops them)."""
+    if node.target is operator.getitem:
+        return {"self": node.args[0], "index": node.args[1]}
+    schema = schema_of(node)
+    assert schema is not None, node.target
+    given = dict(node.kwargs)
+    out: dict[str, Any] = {}
+    for position, argument in enumerate(schema.arguments):
+        if position < len(node.args):
+            out[argument.name] = node.args[position]
+        elif argument.name in given:
+            out[argument.name] = given[argument.name]
+        else:
+            out[argument.name] = argument.default_value if argument.has_default_value() else None
+    return out
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this is a node that holds one tensor."""
+    return isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
+def shape_of(node: torch.fx.Node) -> tuple[int, ...]:
+    """The whole tensor's shape, as captured."""
+    return tuple(int(length) for length in node.meta["val"].shape)

@@ -1,0 +1,310 @@
+"""Regions: ops that share their choices.
+
+A region lives from the birth of an internal dim to its contraction (`ffn` from the first to the
+last linear of an MLP, `heads` from q/k/v to the output projection). What needs a gradient and
+remains is the block's "stream": norms, residual adds, and the block's boundary. Ops without a
+gradient are input ops: they run unsplit but for the batch, and are sliced where they are used.
+"""
+
+from dataclasses import dataclass
+
+import networkx as nx
+import torch.fx
+
+from autopar.capture.captured import CapturedGraph
+from autopar.graph.dims import BlockDims
+from autopar.graph.factors import Factor, leaves, resolve
+from autopar.graph.flags import Flags
+from autopar.graph.model_graph import STREAM
+from autopar.graph.ops import VIEW_CLASSES, arguments, class_of, is_tensor, op_name, shape_of
+from autopar.plugin import Dim, ParamInfo, Region, Role
+
+ROLES: dict[str, Role] = {
+    "batch": "batch",
+    "sequence": "sequence",
+    "hidden": "hidden",
+    "heads": "heads",
+    "vocab": "vocab",
+    "ffn": "ffn",
+}
+
+
+@dataclass
+class Internal:
+    """An internal region in the making."""
+
+    leaves: list[Factor]
+    ops: list[torch.fx.Node]
+    role: str = ""
+    name: str = ""
+
+
+class BlockRegions:
+    """The regions of one block: `owner` maps op names to region names (input ops are absent)."""
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        captured: CapturedGraph,
+        known: BlockDims,
+        flags: Flags,
+        prologue: frozenset[str],
+    ) -> None:
+        self.graph = graph
+        self.captured = captured
+        self.known = known
+        self.flags = flags
+        self.prologue = prologue
+        self.internal: list[Internal] = []
+        self.owner: dict[str, str] = {}
+
+    # ---- what a node carries
+
+    def weight(self, node: torch.fx.Node) -> bool:
+        """Whether a node is a parameter, a buffer or a constant."""
+        c = self.captured
+        return node.name in c.params or node.name in c.buffers or node.name in c.constants
+
+    def tensor_leaves(self, node: torch.fx.Node) -> list[Factor]:
+        """All leaves of a node's tensors, with repetitions."""
+        return [f for t in self.known.dims.get(node, ()) for d in t for f in leaves(d)]
+
+    def carried(self, node: torch.fx.Node, *, weights: bool = True) -> list[Factor]:
+        """The leaves that an op touches, in order."""
+        around = [node, *node.all_input_nodes]
+        kept = [n for n in around if weights or not self.weight(n)]
+        return list(dict.fromkeys(f for n in kept for f in self.tensor_leaves(n)))
+
+    def blocked(self, node: torch.fx.Node) -> dict[Factor, str]:
+        """The leaves that must be whole for an op, with reasons."""
+        info = self.known.ops[node]
+        out = {f: why for dim, why in info.blocked for f in leaves(dim)}
+        for n in [node, *node.all_input_nodes]:
+            if is_tensor(n):
+                every = self.tensor_leaves(n)
+                for f in every:
+                    if every.count(f) > 1:
+                        out.setdefault(f, f"{n.name} has it twice")
+        return out
+
+    def freeze(self) -> tuple[Region, ...]:
+        """The regions as plugins see them; the stream first."""
+        names = [STREAM, *(internal.name for internal in self.internal)]
+        return tuple(self._region(name) for name in names)
+
+    def _region(self, name: str) -> Region:
+        nodes = [n for n in self.graph.nodes if self.owner.get(n.name) == name]
+        inner = {f for r in self.internal if r.name == name for f in r.leaves}
+        found: dict[Factor, None] = {}
+        if name == STREAM:
+            for node in (*self.known.inputs, *self.known.outputs):
+                if not self.weight(node):
+                    found.update(dict.fromkeys(self.tensor_leaves(node)))
+        for node in nodes:
+            for n in [node, *node.all_input_nodes]:
+                if not self.weight(n):
+                    found.update(dict.fromkeys(self.tensor_leaves(n)))
+        dims = tuple(self._dim(f, f in inner, nodes, name) for f in found)
+        dropout = any(_drops(node) for node in nodes)
+        return Region(name, self.captured.name, dims, self._params(name), dropout)
+
+    def _dim(self, leaf: Factor, internal: bool, nodes: list[torch.fx.Node], name: str) -> Dim:
+        role = ROLES.get(leaf.hint, "other")
+        blocked = ""
+        for node in nodes:
+            why = self.blocked(node).get(leaf) or next(
+                (w for dim, w in self.known.ops[node].unlowered if leaf in leaves(dim)), ""
+            )
+            if why:
+                blocked = f"{why} ({node.name})"
+                break
+        if not blocked and not internal:
+            blocked = self._misplaced(leaf, nodes, name)
+        return Dim(leaf.name, leaf.size, role, internal, blocked)
+
+    def _misplaced(self, leaf: Factor, nodes: list[torch.fx.Node], name: str) -> str:
+        """Why a carried dim can't be cut at the region's boundary, or ""."""
+        for node in nodes:
+            crossing = [n for n in node.all_input_nodes if self.owner.get(n.name) != name]
+            users = [u for u in node.users if u.name not in self.prologue]
+            if any(self.owner.get(u.name) != name for u in users):
+                crossing.append(node)
+            for n in crossing:
+                if not self.weight(n) and not_major(self, n, leaf):
+                    return f"it is not the major part of a dim of {n.name}"
+        return ""
+
+    def _params(self, name: str) -> tuple[ParamInfo, ...]:
+        out = []
+        for node in self.graph.nodes:
+            if node.name in self.captured.params:
+                regions = [self.owner[u.name] for u in node.users if u.name in self.owner]
+                if (regions[0] if regions else STREAM) == name:
+                    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+                    out.append(
+                        ParamInfo(
+                            self.captured.params[node.name],
+                            shape_of(node),
+                            dtype,
+                            node.name in self.flags.needs_grad,
+                        )
+                    )
+        return tuple(out)
+
+
+def _drops(node: torch.fx.Node) -> bool:
+    name = op_name(node)
+    if name == "dropout":
+        return bool(arguments(node)["p"] > 0)
+    return name == "scaled_dot_product_attention" and arguments(node)["dropout_p"] > 0
+
+
+def not_major(regions: BlockRegions, node: torch.fx.Node, leaf: Factor) -> bool:
+    """Whether a leaf lies in a tensor's dims other than as the major factor of one."""
+    dims = [d for t in regions.known.dims.get(node, ()) for d in t]
+    within = [d for d in dims if leaf in leaves(d)]
+    return any(resolve(d)[0] is not leaf for d in within)
+
+
+def find_regions(
+    graph: torch.fx.Graph,
+    captured: CapturedGraph,
+    known: BlockDims,
+    flags: Flags,
+    prologue: frozenset[str],
+) -> BlockRegions:
+    """The regions of one block. Ops in `prologue` serve the losses' counts and belong to none."""
+    regions = BlockRegions(graph, captured, known, flags, prologue)
+    ops = [n for n in graph.nodes if n.op == "call_function" and n.name not in prologue]
+    grads = [n for n in ops if n.name in flags.needs_grad or _has_grad_outputs(n, flags)]
+    regions.internal = _internal_regions(regions, grads)
+    for internal in regions.internal:
+        for node in internal.ops:
+            regions.owner.setdefault(node.name, internal.name)
+    _absorb_views(regions, ops)
+    _absorb_scalars(regions, grads)
+    _absorb_minor(regions, ops)
+    for node in grads:
+        if not _of_layer(node):
+            regions.owner.setdefault(node.name, STREAM)
+    return regions
+
+
+def _of_layer(node: torch.fx.Node) -> bool:
+    """Whether a node is a layer call or one of its outputs: its layout is the layer's business."""
+    source = node.args[0] if op_name(node) == "getitem" else node
+    return isinstance(source, torch.fx.Node) and class_of(op_name(source)) == "layer"
+
+
+def _has_grad_outputs(node: torch.fx.Node, flags: Flags) -> bool:
+    return isinstance(node.meta["val"], (list, tuple)) and any(
+        u.name in flags.needs_grad for u in node.users
+    )
+
+
+def _external(regions: BlockRegions) -> set[Factor]:
+    known, out = regions.known, set()
+    for node in known.inputs:
+        if not regions.weight(node):
+            out |= set(regions.tensor_leaves(node))
+    for node in known.outputs:
+        out |= set(regions.tensor_leaves(node))
+    for node in known.ops:
+        if class_of(op_name(node)) == "layer":
+            out |= set(regions.carried(node))
+    return out
+
+
+def _internal_regions(regions: BlockRegions, ops: list[torch.fx.Node]) -> list[Internal]:
+    external = _external(regions)
+    carriers: dict[Factor, list[torch.fx.Node]] = {}
+    blocked: set[Factor] = set()
+    contracted: set[Factor] = set()
+    for node in ops:
+        for leaf in regions.carried(node):
+            if leaf not in external:
+                carriers.setdefault(leaf, []).append(node)
+        blocked |= set(regions.blocked(node))
+        contracted |= {f for dim in regions.known.ops[node].contract for f in leaves(dim)}
+    order = {node: i for i, node in enumerate(ops)}
+    born = sorted(
+        (f for f in carriers if f not in blocked and f in contracted),
+        key=lambda f: (order[carriers[f][0]], -len(carriers[f])),
+    )
+    overlap: nx.Graph[Factor] = nx.Graph()
+    overlap.add_nodes_from(born)
+    for i, f in enumerate(born):
+        for g in born[:i]:
+            shared = len(set(carriers[f]) & set(carriers[g]))
+            if 2 * shared > min(len(carriers[f]), len(carriers[g])):
+                overlap.add_edge(f, g)
+    found = []
+    for component in nx.connected_components(overlap):
+        inner = [f for f in born if f in component]
+        nodes = sorted({n for f in inner for n in carriers[f]}, key=lambda n: order[n])
+        if any(f.hint == "batch" for n in nodes for f in regions.carried(n, weights=False)):
+            found.append(Internal(inner, nodes, _role(inner, nodes)))
+    found.sort(key=lambda r: order[r.ops[0]])
+    counts: dict[str, int] = {}
+    for internal in found:
+        counts[internal.role] = counts.get(internal.role, 0) + 1
+        number = counts[internal.role]
+        internal.name = internal.role if number == 1 else f"{internal.role}_{number}"
+    return found
+
+
+def _role(inner: list[Factor], nodes: list[torch.fx.Node]) -> str:
+    classes = {class_of(op_name(n)) for n in nodes}
+    if "attention" in classes:
+        return "heads"
+    if any(f.hint == "vocab" for f in inner):
+        return "vocab"
+    return "ffn"
+
+
+def _absorb_views(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:
+    """Views at a region's edge belong to their consumers' region; so do casts before them."""
+    for node in reversed(ops):
+        if node.name in regions.owner or class_of(op_name(node)) not in VIEW_CLASSES:
+            continue
+        users = {regions.owner.get(u.name) for u in node.users}
+        if len(users) == 1 and None not in users:
+            regions.owner[node.name] = str(users.pop())
+
+
+def _absorb_scalars(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:
+    """What a loss goes through (a division by its count, say) stays with it."""
+    for node in ops:
+        if node.name in regions.owner or not is_tensor(node) or shape_of(node):
+            continue
+        makers = [regions.owner[n.name] for n in node.all_input_nodes if n.name in regions.owner]
+        if makers:
+            regions.owner[node.name] = makers[0]
+
+
+def _absorb_minor(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:
+    """A region may be entered and left only where the batch and the sequence are major parts of
+    dims: neighbours join it until that holds."""
+    carried = {
+        f for n in ops for f in regions.carried(n) if f.hint in ("batch", "sequence") and f.size > 1
+    }
+
+    def minor(node: torch.fx.Node) -> bool:
+        return not regions.weight(node) and any(not_major(regions, node, f) for f in carried)
+
+    changed = True
+    while changed:
+        changed = False
+        for node in ops:
+            if node.name in regions.owner or class_of(op_name(node)) == "layer":
+                continue
+            near = [
+                regions.owner[n.name]
+                for n in node.all_input_nodes
+                if n.name in regions.owner and minor(n)
+            ]
+            if minor(node):
+                near += [regions.owner[u.name] for u in node.users if u.name in regions.owner]
+            if near:
+                regions.owner[node.name] = near[0]
+                changed = True

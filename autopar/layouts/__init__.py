@@ -1,0 +1,1 @@
+"""How tensors lie on the mesh: layouts, conversions between them, and what a candidate implies."""

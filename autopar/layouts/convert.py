@@ -1,0 +1,170 @@
+"""Conversions between layouts: the one place where communication comes from.
+
+| from → to | function (its backward) |
+|---|---|
+| I → V | enter: identity (all-reduce); Megatron's f |
+| P → I | all_reduce (identity); Megatron's g |
+| P → V | all_reduce_partial (all-reduce) |
+| P → S | reduce_scatter (all-gather) |
+| S → V | all_gather (reduce-scatter) |
+| S → I | unshard: all-gather (slice) |
+| I → S | shard: slice (all-gather) |
+| V → S, or no gradient | local_part: slice (zero padding) |
+| V → I | once: identity (kept on the first rank) |
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autopar.graph.model_graph import Value
+from autopar.layouts.layout import Layout, Setting, major_dim, names
+from autopar.mesh import AxisPart, Split
+
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+FORWARD: dict[str, CollectiveOp] = {
+    "all_reduce": "all_reduce",
+    "all_reduce_partial": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "all_gather": "all_gather",
+    "unshard": "all_gather",
+}
+BACKWARD: dict[str, CollectiveOp] = {
+    "enter": "all_reduce",
+    "all_reduce_partial": "all_reduce",
+    "reduce_scatter": "all_gather",
+    "all_gather": "reduce_scatter",
+    "shard": "all_gather",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One runtime call: its function, the tensor dim it works along (None: none), its axis part,
+    and its collectives with bytes per rank (the larger of input and output)."""
+
+    function: str
+    dim: int | None
+    part: AxisPart
+    forward: tuple[CollectiveOp, int] | None
+    backward: tuple[CollectiveOp, int] | None
+
+
+class ImpossibleError(Exception):
+    """No sequence of steps makes this conversion."""
+
+
+def convert(value: Value, made: Layout, needed: Layout, setting: Setting) -> tuple[Step, ...]:
+    """The steps from one layout of a value to another. Errors: ImpossibleError."""
+    made, needed = made.restrict(names(value.dims)), needed.restrict(names(value.dims))
+    if not value.needs_grad:
+        made, needed = made.forward_only(), needed.forward_only()
+    walk = _Walk(value, made, needed, setting)
+    walk.reduce()
+    walk.gather()
+    walk.slice()
+    walk.relabel()
+    assert walk.now == needed, (walk.now, needed)
+    return tuple(walk.steps)
+
+
+class _Walk:
+    """The state of one conversion: `now` moves from made to needed, one part at a time."""
+
+    def __init__(self, value: Value, made: Layout, needed: Layout, setting: Setting) -> None:
+        self.value, self.now, self.needed, self.setting = value, made, needed, setting
+        self.steps: list[Step] = []
+
+    def reduce(self) -> None:
+        """Partial sums first: a reduce-scatter leaves less to move."""
+        for part in _ordered(self.now.partial - self.needed.partial):
+            partial = self.now.partial - {part}
+            name = self._target(part)
+            if name is not None and self._next(name) == part:
+                after = replace(self.now, partial=partial)
+                split = (*self.now.split(name), part)
+                self._step("reduce_scatter", name, part, after.with_split(name, split))
+            elif part in self.needed.varying and self.value.needs_grad:
+                varying = self.now.varying | {part}
+                after = replace(self.now, partial=partial, varying=varying)
+                self._step("all_reduce_partial", None, part, after)
+            else:
+                self._step("all_reduce", None, part, replace(self.now, partial=partial))
+
+    def gather(self) -> None:
+        """Undo splits, innermost part first, down to the common beginning with what is needed."""
+        for name, split in self.now.splits:
+            keep = _common(split, self.needed.split(name))
+            for part in reversed(split[keep:]):
+                after = self.now.with_split(name, self.now.split(name)[:-1])
+                function = "unshard"
+                if part in self.needed.varying:
+                    function = "all_gather"
+                    after = replace(after, varying=after.varying | {part})
+                self._step(function, name, part, after)
+
+    def slice(self) -> None:
+        """Split further, outermost part first."""
+        for name, split in self.needed.splits:
+            for part in split[len(self.now.split(name)) :]:
+                if part in self.now.partial:
+                    raise ImpossibleError(f"a partial sum over {part.axis}")
+                local = part in self.now.varying or not self.value.needs_grad
+                varying = self.now.varying - {part}
+                after = replace(self.now, varying=varying).with_split(
+                    name, (*self.now.split(name), part)
+                )
+                self._step("local_part" if local else "shard", name, part, after)
+
+    def relabel(self) -> None:
+        """I → V and V → I: nothing moves in the forward."""
+        if self.needed.partial - self.now.partial:
+            raise ImpossibleError("a partial sum can't be made of a whole value")
+        for part in _ordered(self.needed.varying - self.now.varying):
+            after = replace(self.now, varying=self.now.varying | {part})
+            self._step("enter", None, part, after)
+        for part in _ordered(self.now.varying - self.needed.varying):
+            after = replace(self.now, varying=self.now.varying - {part})
+            self._step("once", None, part, after)
+
+    def _target(self, part: AxisPart) -> str | None:
+        return next((n for n, split in self.needed.splits if part in split), None)
+
+    def _next(self, name: str) -> AxisPart | None:
+        have, want = self.now.split(name), self.needed.split(name)
+        return want[len(have)] if want[: len(have)] == have and len(want) > len(have) else None
+
+    def _step(self, function: str, name: str | None, part: AxisPart, after: Layout) -> None:
+        dim = None
+        if name is not None:
+            dim = major_dim(self.value.dims, name)
+            if dim is None:
+                raise ImpossibleError(f"{name} is not the major part of a dim")
+        size = max(self._bytes(self.now), self._bytes(after))
+        forward, backward = FORWARD.get(function), BACKWARD.get(function)
+        self.steps.append(
+            Step(
+                function,
+                dim,
+                part,
+                (forward, size) if forward else None,
+                (backward, size) if backward and self.value.needs_grad else None,
+            )
+        )
+        self.now = after
+
+    def _bytes(self, layout: Layout) -> int:
+        return self.setting.local_numel(self.value.dims, layout) * self.value.item_bytes
+
+
+def _ordered(parts: frozenset[AxisPart]) -> list[AxisPart]:
+    return sorted(parts)
+
+
+def _common(left: Split, right: Split) -> int:
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,256 @@
+"""What a typed region costs in kind: ops, saved tensors, parameters. Sizes are divisions of the
+whole graph's, never a new trace; what they cost in seconds is the cost models' business."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from autopar.errors import AutoparError
+from autopar.graph.factors import expr_leaves
+from autopar.graph.model_graph import Block, Op, SavedTensor
+from autopar.graph.ops import arguments
+from autopar.layouts.convert import Step
+from autopar.layouts.layout import Layout, Setting, names
+from autopar.layouts.typing import OpTyping, RegionTyping, input_layout
+from autopar.mesh import Split
+from autopar.plugin import Collective, Compute, Effect, Phase, Resident
+
+COST_CLASS = {
+    "pointwise": "pointwise",
+    "contraction": "matmul",
+    "normalisation": "normalisation",
+    "reduction": "reduction",
+    "view": "view",
+    "permute": "view",
+    "concat_split": "view",
+    "getitem": "view",
+    "pad": "copy",
+    "attention": "attention",
+    "embedding": "embedding",
+    "loss": "loss",
+    "constant": "pointwise",
+}
+
+
+def compute_effects(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting
+) -> Iterator[Compute]:
+    """The forward and backward of one op on one rank, one microbatch. An input op has no typing."""
+    node = op.node
+    kind = COST_CLASS.get(op.kind)
+    if kind is None:
+        raise AutoparError(
+            f"the op {node.target} ({node.name}, in {block.name}) has no cost class; "
+            "no plan can be priced with it"
+        )
+    value = block.values.get(node.name)
+    if kind == "view" or value is None:
+        yield Compute("view", 0, 0, "float32", "forward")
+        return
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    flops = _flops(block, op, typing, setting)
+    moved = _moved_bytes(block, op, typing, setting)
+    yield Compute(kind, flops, moved, dtype, "forward")
+    if value.needs_grad:
+        # Two products for a contraction's backward; about twice the traffic for the others.
+        yield Compute(kind, 2 * flops, 2 * moved, dtype, "backward")
+
+
+def layout_in(block: Block, typing: OpTyping | None, name: str, setting: Setting) -> Layout:
+    """The layout in which an op takes (or makes) a value."""
+    if typing is not None and name in typing.needs:
+        return typing.needs[name]
+    return input_layout(block.values[name], setting) if name in block.values else Layout()
+
+
+def made_layout(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> Layout:
+    """The layout that an op makes."""
+    if typing is not None:
+        return typing.makes
+    value = block.values.get(op.node.name)
+    return input_layout(value, setting) if value else Layout()
+
+
+def _moved_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    makes = made_layout(block, op, typing, setting)
+    value = block.values[op.node.name]
+    total = setting.local_numel(value.dims, makes) * value.item_bytes
+    for n in dict.fromkeys(op.node.all_input_nodes):
+        source = block.values.get(n.name)
+        if source is not None:
+            layout = layout_in(block, typing, n.name, setting)
+            numel = setting.local_numel(source.dims, layout)
+            if op.kind == "embedding" and n is arguments(op.node)["weight"]:
+                numel = setting.local_numel(value.dims, makes)
+            total += numel * source.item_bytes
+    return total
+
+
+def _flops(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """Of contractions and attention; what other ops compute hides behind what they move."""
+    value = block.values[op.node.name]
+    makes = made_layout(block, op, typing, setting)
+    out = setting.local_numel(value.dims, makes)
+    args = arguments(op.node)
+    if op.kind == "contraction":
+        operand = args.get("weight") or args.get("other") or args["mat2"]
+        dim = 1 if "weight" in args else -2
+        source = block.values[operand.name]
+        layout = layout_in(block, typing, operand.name, setting)
+        return 2 * out * setting.local_length(source.dims[dim], layout)
+    if op.kind == "attention":
+        query, key = args["query"].name, args["key"].name
+        keys = setting.local_length(
+            block.values[key].dims[-2], layout_in(block, typing, key, setting)
+        )
+        inner = setting.local_length(
+            block.values[query].dims[-1], layout_in(block, typing, query, setting)
+        )
+        outer = setting.local_length(value.dims[-1], makes)
+        return 2 * (out // outer) * keys * (inner + outer)
+    return 0
+
+
+def saved_bytes(block: Block, typing: RegionTyping, setting: Setting) -> int:
+    """Bytes that autograd keeps for one microbatch of the region, each storage in each layout
+    once."""
+    kept: dict[tuple[str, Layout], int] = {}
+    inside = 0
+    for saved in block.saved:
+        op_typing = typing.ops.get(saved.op)
+        if op_typing is None:
+            continue
+        if saved.value is None:
+            inside += _internal_bytes(block, saved, op_typing, setting)
+        elif not block.is_weight(saved.value):
+            layout = _saved_layout(block, saved, typing, setting)
+            value = block.values[saved.value]
+            key = (saved.value, layout)
+            kept[key] = setting.local_numel(value.dims, layout) * value.item_bytes
+    return inside + sum(kept.values())
+
+
+def _saved_layout(
+    block: Block, saved: SavedTensor, typing: RegionTyping, setting: Setting
+) -> Layout:
+    assert saved.value is not None
+    dims = set(names(block.values[saved.value].dims))
+    own = typing.ops[saved.op]
+    if saved.value in own.needs:
+        layout = own.needs[saved.value]
+    elif saved.value in typing.ops:
+        layout = typing.ops[saved.value].makes
+    else:
+        # A view inside the region of a value outside: in the layout in which the region takes it.
+        taken = [t.needs[saved.value] for t in typing.ops.values() if saved.value in t.needs]
+        layout = taken[0] if taken else input_layout(block.values[saved.value], setting)
+    return Layout(layout.splits).restrict(dims)
+
+
+def _internal_bytes(block: Block, saved: SavedTensor, typing: OpTyping, setting: Setting) -> int:
+    """Made inside an op (statistics, masks): its dims are the output's, matched left to right."""
+    value = block.values.get(saved.op)
+    total = saved.item_bytes
+    position = 0
+    dims = value.dims if value is not None else ()
+    for length in saved.shape:
+        match = next((i for i in range(position, len(dims)) if _whole(dims[i]) == length), None)
+        if match is None:
+            total *= length
+        else:
+            total *= setting.local_length(dims[match], typing.makes)
+            position = match + 1
+    return total
+
+
+def _whole(expr: tuple[object, ...]) -> int:
+    from autopar.graph.factors import Cat, Leaf  # local: only the sizes are needed here
+
+    total = 1
+    for factor in expr:
+        if isinstance(factor, Leaf):
+            total *= factor.size
+        elif isinstance(factor, Cat):
+            total *= sum(_whole(s) for s in factor.segments)
+    return total
+
+
+def step_effects(steps: tuple[Step, ...], what: str) -> Iterator[Collective]:
+    """The collectives of a conversion, once a microbatch."""
+    for step in steps:
+        directions: tuple[tuple[Phase, tuple[str, int] | None], ...] = (
+            ("forward", step.forward),
+            ("backward", step.backward),
+        )
+        for phase, found in directions:
+            if found is not None:
+                yield Collective(found[0], found[1], (step.part,), phase, "microbatch", what)  # type: ignore[arg-type]
+
+
+def padded_bytes(shape: tuple[int, ...], item_bytes: int, pieces: int) -> int:
+    """FSDP2 shards dim 0, padded so that all pieces are equal."""
+    rows = shape[0] if shape else 1
+    return math.ceil(rows / pieces) * pieces * math.prod(shape[1:]) * item_bytes
+
+
+def shard_numel(shape: tuple[int, ...], pieces: int) -> int:
+    """Elements of the largest shard."""
+    rows = shape[0] if shape else 1
+    return math.ceil(rows / pieces) * math.prod(shape[1:])
+
+
+def param_effects(
+    what: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    trainable: bool,
+    sums: Split,
+    shard: Split,
+    state_numel: float,
+    microbatches: int,
+) -> Iterator[Effect]:
+    """What one parameter entails: residence, gathering, gradient sums and the optimizer's pass.
+
+    `shape` is local to the tensor splits, `sums` the parts over which its gradient is partial,
+    `shard` those over which ZeRO shards it, `state_numel` optimizer elements per element.
+    """
+    item = dtype.itemsize
+    pieces = math.prod(p.size for p in shard)
+    numel = shard_numel(shape, pieces) if pieces > 1 else math.prod(shape)
+    yield Resident("parameter", numel * item)
+    if not trainable:
+        return
+    yield Resident("gradient", numel * item)
+    yield Resident("optimizer", math.ceil(numel * state_numel * item))
+    name = str(dtype).removeprefix("torch.")
+    passes = 3 + 2 * state_numel
+    yield Compute("optimizer", 0, math.ceil(numel * item * passes), name, "optimizer")
+    if pieces > 1:
+        whole = padded_bytes(shape, item, pieces)
+        yield Collective("all_gather", whole, shard, "forward", "microbatch", what)
+        yield Collective("all_gather", whole, shard, "backward", "microbatch", what)
+        yield Collective("reduce_scatter", whole, shard, "backward", "microbatch", what)
+        yield Resident("transient", 2 * whole)
+    rest = tuple(part for part in sums if part not in shard)
+    if rest:
+        yield Collective("all_reduce", numel * item, rest, "grad_sync", "step", what)
+
+
+def param_layout(needs: Mapping[str, Layout] | tuple[Layout, ...]) -> Layout:
+    """How a parameter is stored, given the layouts that its uses need: theirs where they agree.
+
+    Where they differ on a part it is whole there and its gradient partial (V): every use then
+    converts from that.
+    """
+    layouts = list(needs.values()) if isinstance(needs, Mapping) else list(needs)
+    first = layouts[0]
+    if all(layout == first for layout in layouts):
+        return first
+    parts = {p for layout in layouts for p in layout.split_parts() | layout.varying}
+    return Layout(varying=frozenset(parts))
+
+
+def carried_names(dims: tuple[tuple[object, ...], ...]) -> set[str]:
+    """The names of a tensor's leaves."""
+    return {leaf.name for expr in dims for leaf in expr_leaves(expr)}  # type: ignore[arg-type]

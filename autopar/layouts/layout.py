@@ -1,0 +1,106 @@
+"""Layouts: the type of a tensor on every axis.
+
+On each axis part a tensor is one of
+
+    I     replicated, its gradient is complete on every rank (the default)
+    V     replicated, its gradient is partial: still to be summed over the axis
+    S(f)  split along the named dim f
+    P     a partial sum
+
+A dim may be split over several parts, in order, outermost first.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from autopar.graph.factors import DimExpr, Leaf, expr_leaves
+from autopar.mesh import AxisPart, Mesh, Split, split_size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`splits`: dim name → parts, for split dims only, sorted. All other parts are I."""
+
+    splits: tuple[tuple[str, Split], ...] = ()
+    varying: frozenset[AxisPart] = frozenset()
+    partial: frozenset[AxisPart] = frozenset()
+
+    def split(self, dim: str) -> Split:
+        """The parts that a dim is split over."""
+        return dict(self.splits).get(dim, ())
+
+    def split_parts(self) -> set[AxisPart]:
+        """The parts over which some dim is split."""
+        return {part for _, split in self.splits for part in split}
+
+    def with_split(self, dim: str, split: Split) -> "Layout":
+        """This layout with another split of one dim."""
+        splits = {**dict(self.splits), dim: split}
+        return replace(self, splits=tuple(sorted((d, s) for d, s in splits.items() if s)))
+
+    def restrict(self, dims: Iterable[str]) -> "Layout":
+        """This layout without the splits of dims that a tensor doesn't carry."""
+        kept = set(dims)
+        return replace(self, splits=tuple((d, s) for d, s in self.splits if d in kept))
+
+    def forward_only(self) -> "Layout":
+        """For tensors without a gradient V is I."""
+        return replace(self, varying=frozenset())
+
+    def __str__(self) -> str:
+        words = [f"{'·'.join(p.axis for p in split)} splits {dim}" for dim, split in self.splits]
+        words += [f"partial over {p.axis}" for p in sorted(self.partial)]
+        return ", ".join(words) or "whole"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One outer choice: the mesh, the parts that split the batch, the microbatches of a step."""
+
+    mesh: Mesh
+    data: Split
+    microbatches: int
+
+    def length(self, leaf: Leaf) -> int:
+        """A dim's whole size in one microbatch."""
+        if leaf.name == "batch":
+            assert leaf.size % self.microbatches == 0
+            return leaf.size // self.microbatches
+        return leaf.size
+
+    def local_length(self, expr: DimExpr, layout: Layout) -> int:
+        """The local size of a tensor's dim."""
+        total = 1
+        for factor in expr:
+            if isinstance(factor, Leaf):
+                pieces = split_size(layout.split(factor.name))
+                whole = self.length(factor)
+                assert whole % pieces == 0, (factor, layout)
+                total *= whole // pieces
+            else:
+                total *= sum(self.local_length(s, layout) for s in factor.segments)
+        return total
+
+    def local_shape(self, dims: Iterable[DimExpr], layout: Layout) -> tuple[int, ...]:
+        """The local shape of a tensor."""
+        return tuple(self.local_length(expr, layout) for expr in dims)
+
+    def local_numel(self, dims: Iterable[DimExpr], layout: Layout) -> int:
+        """The local number of elements of a tensor."""
+        return math.prod(self.local_shape(dims, layout))
+
+
+def names(dims: Iterable[DimExpr]) -> Iterator[str]:
+    """The names of all leaves of a tensor's dims."""
+    for expr in dims:
+        for leaf in expr_leaves(expr):
+            yield leaf.name
+
+
+def major_dim(dims: tuple[DimExpr, ...], name: str) -> int | None:
+    """The tensor dim whose major factor is the named dim, or None."""
+    for position, expr in enumerate(dims):
+        if expr and isinstance(expr[0], Leaf) and expr[0].name == name:
+            return position
+    return None

@@ -1,0 +1,77 @@
+"""The mesh: named axes over ranks, and the ordered axes that a dim is split over."""
+
+import math
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class AxisPart:
+    """A whole mesh axis, or a factor of it: a rank's index in it is `coordinate // stride % size`.
+
+    A whole axis has stride 1 and the axis's size. tp = 4 over 2 kv heads is the parts
+    (tp, 2, stride 2) and (tp, 2, stride 1).
+    """
+
+    axis: str
+    size: int
+    stride: int = 1
+
+    def index(self, coordinate: int) -> int:
+        """This part's index for a rank whose coordinate on the axis is `coordinate`."""
+        return coordinate // self.stride % self.size
+
+
+Split = tuple[AxisPart, ...]
+"""Axes that one dim is split over, outermost (largest pieces) first."""
+
+
+def split_size(split: Split) -> int:
+    """How many pieces a split makes."""
+    return math.prod(part.size for part in split)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axes and their sizes, outermost first: rank = ((c0 · n1 + c1) · n2 + c2) …"""
+
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return math.prod(size for _, size in self.axes)
+
+    def size(self, axis: str) -> int:
+        """The axis's size; 1 for an axis that the mesh lacks."""
+        return dict(self.axes).get(axis, 1)
+
+    def part(self, axis: str) -> AxisPart:
+        """The whole axis as an AxisPart."""
+        return AxisPart(axis, self.size(axis))
+
+    def stride(self, axis: str) -> int:
+        """The distance in ranks between neighbours along the axis."""
+        names = [name for name, _ in self.axes]
+        return math.prod(size for _, size in self.axes[names.index(axis) + 1 :])
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Where a rank lies, by axis."""
+        return {name: rank // self.stride(name) % size for name, size in self.axes}
+
+    def part_name(self, part: AxisPart) -> str:
+        """A part as text: "tp" for a whole axis, "tp[2@4]" for a factor of size 2, stride 4."""
+        whole = part == AxisPart(part.axis, self.size(part.axis))
+        return part.axis if whole else f"{part.axis}[{part.size}@{part.stride}]"
+
+    def parse_part(self, text: str) -> AxisPart:
+        """The part that `part_name` wrote. Errors: ValueError for anything else."""
+        match = re.fullmatch(r"(\w+?)(?:\[(\d+)@(\d+)\])?", text)
+        if match is None or match[1] not in dict(self.axes):
+            raise ValueError(f"{text!r} names no axis of the mesh {self}")
+        if match[2] is None:
+            return self.part(match[1])
+        return AxisPart(match[1], int(match[2]), int(match[3]))
+
+    def __str__(self) -> str:
+        return " · ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "one device"

@@ -1,0 +1,174 @@
+"""The plan: every decision and what it is predicted to cost, as a frozen value and as JSON.
+
+A plan holds no time, path, host or date: the same input gives the same bytes. Reading one runs no
+code.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pydantic
+from pydantic.dataclasses import dataclass
+
+from autopar.errors import AutoparError
+
+Option = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class ModelId:
+    """Which model a plan is for: its class, a hash of its graphs, and its size."""
+
+    class_name: str
+    fingerprint: str
+    parameters: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class ParamChoice:
+    """The axes that a parameter's value, gradient and optimizer state are sharded over."""
+
+    param: tuple[str, ...]
+    grad: tuple[str, ...]
+    state: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RegionChoice:
+    """What one region does in some layers ("" is the skeleton). `splits`: named dim → axes,
+    outermost first. `strategies`: who made it, with options."""
+
+    layers: tuple[str, ...]
+    region: str
+    strategies: Mapping[str, Mapping[str, Option]]
+    splits: Mapping[str, tuple[str, ...]]
+    params: Mapping[str, ParamChoice]
+
+
+@dataclass(frozen=True)
+class CollectiveTotal:
+    """All collectives of one kind over one group in one phase: bytes and calls of one step on one
+    rank. Calls of a kind may be joined at run time (buckets, FSDP2 units); the bytes stay."""
+
+    op: str
+    axes: tuple[str, ...]
+    phase: str
+    bytes: int
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a step is predicted to take on one rank. `memory` splits `memory_bytes` by kind."""
+
+    step_s: float
+    compute_s: float
+    communication_s: float
+    optimizer_s: float
+    memory_bytes: int
+    memory: Mapping[str, int]
+    model_flops: int
+    tokens_per_s: float
+    mfu: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the plan is proven to be: no plan in the searched space is faster than `bound_s` by
+    the same prices. `difference_s` is the predicted step minus the solver's objective, which
+    leaves out the step's scalar collectives and counts shared conversions inside a region apart."""
+
+    solver: str
+    objective_s: float
+    bound_s: float
+    gap: float
+    difference_s: float
+    candidates: int
+    solved: int
+    pruned: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another mesh or number of microbatches: its best step, or why it has none."""
+
+    mesh: Mapping[str, int]
+    microbatches: int
+    step_s: float | None
+    bound_s: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions for one model, batch and cluster; see the fields."""
+
+    format: int
+    model: ModelId
+    cluster: Mapping[str, pydantic.JsonValue]
+    memory_limit_bytes: int
+    axes: Mapping[str, int]
+    data_axes: tuple[str, ...]
+    batch_size: int
+    tokens: int
+    microbatches: int
+    regions: tuple[RegionChoice, ...]
+    collectives: tuple[CollectiveTotal, ...]
+    predicted: Predicted
+    certificate: Certificate
+    alternatives: tuple[Alternative, ...]
+    assumptions: tuple[str, ...]
+    opaque: tuple[str, ...]
+
+    def options(self, region: str) -> Mapping[str, Mapping[str, Option]]:
+        """The strategies and options of one region, named "layer/region" (or "region" for the
+        skeleton's). Errors: AutoparError for an unknown region."""
+        layer, _, name = region.rpartition("/")
+        for choice in self.regions:
+            if choice.region == name and layer in choice.layers:
+                return choice.strategies
+        known = sorted({f"{c.layers[0]}/{c.region}".lstrip("/") for c in self.regions})
+        raise AutoparError(f"the plan has no region {region!r}; it has, for example, {known}")
+
+    def to_json(self) -> str:
+        """The plan as JSON, the same bytes for equal plans."""
+        data = _adapter().dump_python(self, mode="json")
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """A plan from its JSON. Errors: AutoparError that names the first fault."""
+        try:
+            plan = _adapter().validate_json(text)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the top level"
+            raise AutoparError(
+                f"this is not a plan: {first['msg']} at {where} ({error.error_count()} faults)"
+            ) from error
+        if plan.format != 1:
+            raise AutoparError(f"the plan has format {plan.format}; this autopar reads format 1")
+        return plan
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan's JSON."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    def summary(self) -> str:
+        """The plan as a table: what was chosen, what it costs, where memory goes."""
+        from autopar.summary import summarise
+
+        return summarise(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+@functools.cache
+def _adapter() -> pydantic.TypeAdapter[Plan]:
+    return pydantic.TypeAdapter(Plan)

@@ -1,0 +1,147 @@
+"""ModelGraph → candidates: every strategy refines what each region may do on one mesh."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.errors import AutoparError
+from autopar.graph.model_graph import Block
+from autopar.layouts.layout import Setting
+from autopar.mesh import split_size
+from autopar.planning.pins import StrategyPin
+from autopar.plugin import Candidate, Refusal, Region, Strategy
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a region may do, and what each strategy that could do nothing said."""
+
+    region: Region
+    choices: tuple[Candidate, ...]
+    refusals: Mapping[str, tuple[str, ...]]
+    missed: frozenset[str]
+    """Strategies that were pinned on but are legal nowhere in this region."""
+
+
+def annotate(
+    block: Block,
+    region: Region,
+    strategies: Sequence[Strategy],
+    setting: Setting,
+    pins: Mapping[str, StrategyPin],
+) -> Candidates:
+    """All candidates of a region: the closure under the strategies' refinements, then the pins.
+
+    The result doesn't depend on the order of the strategies. Errors: AutoparError for a candidate
+    that breaks the contract, quoted.
+    """
+    seen = _in_microbatch(region, setting)
+    active = [_configured(s, pins.get(s.name)) for s in strategies if _is_active(s, pins)]
+    refusals: dict[str, dict[str, None]] = {}
+    found = {Candidate(region.name): None}
+    for tier in ("dims", "state"):
+        members = [s for s in active if s.tier == tier]
+        todo = list(found)
+        while todo:
+            candidate = todo.pop(0)
+            for strategy in members:
+                for result in strategy.refine(candidate, seen, setting.mesh):
+                    if isinstance(result, Refusal):
+                        refusals.setdefault(strategy.name, {})[result.reason] = None
+                    elif result not in found:
+                        _check(result, seen, strategy, setting)
+                        found[result] = None
+                        todo.append(result)
+    legal = [c for c in found if not _conflicts(c, seen, active, setting, refusals)]
+    chosen, missed = _pinned(legal, strategies, pins)
+    why = {name: tuple(reasons) for name, reasons in sorted(refusals.items())}
+    return Candidates(region, tuple(sorted(chosen, key=_order)), why, missed)
+
+
+def _order(candidate: Candidate) -> str:
+    return repr((candidate.made_by, candidate.splits))
+
+
+def _is_active(strategy: Strategy, pins: Mapping[str, StrategyPin]) -> bool:
+    pin = pins.get(strategy.name)
+    return pin is not False and (strategy.exact or pin is not None)
+
+
+def _configured(strategy: Strategy, pin: StrategyPin | None) -> Strategy:
+    return replace(strategy, **pin) if isinstance(pin, Mapping) else strategy
+
+
+def _in_microbatch(region: Region, setting: Setting) -> Region:
+    """The region with the batch dim of one microbatch."""
+    dims = tuple(
+        replace(dim, size=dim.size // setting.microbatches) if dim.role == "batch" else dim
+        for dim in region.dims
+    )
+    return replace(region, dims=dims)
+
+
+def _check(candidate: Candidate, region: Region, strategy: Strategy, setting: Setting) -> None:
+    """A candidate may split dims that exist, aren't blocked and are divisible, over axes that
+    exist, each once."""
+    dims = {dim.name: dim for dim in region.dims}
+    params = {param.name for param in region.params}
+    faults = []
+    used: list[str] = []
+    for name, split in candidate.splits:
+        if name not in dims:
+            faults.append(f"splits {name!r}, which the region doesn't have")
+        elif dims[name].blocked:
+            faults.append(f"splits {name!r}: {dims[name].blocked}")
+        elif dims[name].size % split_size(split):
+            faults.append(f"splits {name!r} = {dims[name].size} into {split_size(split)} pieces")
+        used += [part.axis for part in split]
+    known = {axis for axis, _ in setting.mesh.axes}
+    faults += [f"uses the axis {a!r}, which the mesh doesn't have" for a in set(used) - known]
+    faults += [f"uses the axis {a!r} twice" for a in set(used) if used.count(a) > 1]
+    faults += [
+        f"plans the parameter {name!r}, which isn't the region's"
+        for name, _ in candidate.params
+        if name not in params
+    ]
+    if strategy.name not in dict(candidate.made_by):
+        faults.append("isn't marked as made by the strategy")
+    if faults:
+        raise AutoparError(
+            f"strategy {strategy.name!r} ({type(strategy).__module__}) made a candidate for the "
+            f"region {region.name!r} that breaks the contract: it {'; it '.join(faults)}. "
+            f"The candidate: {candidate}"
+        )
+
+
+def _conflicts(
+    candidate: Candidate,
+    region: Region,
+    active: Iterable[Strategy],
+    setting: Setting,
+    refusals: dict[str, dict[str, None]],
+) -> bool:
+    makers = dict(candidate.made_by)
+    for strategy in active:
+        if strategy.name in makers:
+            reason = strategy.conflict(candidate, region, setting.mesh)
+            if reason is not None:
+                refusals.setdefault(strategy.name, {})[reason] = None
+                return True
+    return False
+
+
+def _pinned(
+    legal: list[Candidate], strategies: Sequence[Strategy], pins: Mapping[str, StrategyPin]
+) -> tuple[list[Candidate], frozenset[str]]:
+    """Keep what every pinned strategy took part in, where it could; owners of axes first."""
+    missed = set()
+    ordered = sorted(strategies, key=lambda s: (not s.axes(), s.tier != "dims", s.name))
+    for strategy in ordered:
+        pin = pins.get(strategy.name)
+        if pin is None or pin is False:
+            continue
+        kept = [c for c in legal if c.options(strategy.name) is not None]
+        if kept:
+            legal = kept
+        else:
+            missed.add(strategy.name)
+    return legal, frozenset(missed)

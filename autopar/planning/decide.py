@@ -1,0 +1,167 @@
+"""Search result → Plan: the decisions by region, the figures, the certificate."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+
+from autopar.cluster import ClusterSpec
+from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.program import Program
+from autopar.mesh import Split
+from autopar.plan import (
+    Alternative,
+    Certificate,
+    ModelId,
+    ParamChoice,
+    Plan,
+    RegionChoice,
+)
+from autopar.planning.account import Account, account
+from autopar.planning.problem import Infeasible, Solution
+from autopar.planning.search import Found, SearchOptions, Tried
+from autopar.plugin import Candidate
+
+
+def decide(
+    model: ModelGraph,
+    found: Found,
+    cluster: ClusterSpec,
+    options: SearchOptions,
+    assumptions: tuple[str, ...],
+) -> Plan:
+    """The plan of a finished search."""
+    tokens = tokens_of(model)
+    books = account(found.program, found.prices, options.state_ratio, tokens)
+    setting = found.program.setting
+    notes = assumptions + model.capture.notes
+    if found.inseparable is not None:
+        notes += (f"only one microbatch: {found.inseparable}",)
+    opaque = tuple(
+        f"{block.name}: {reason}" for block in model.blocks for reason in block.opaque.values()
+    )
+    return Plan(
+        format=1,
+        model=model_id(model),
+        cluster=json.loads(json.dumps(dataclasses.asdict(cluster))),
+        memory_limit_bytes=options.limit_bytes,
+        axes=dict(setting.mesh.axes),
+        data_axes=tuple(part.axis for part in setting.data),
+        batch_size=model.batch_size,
+        tokens=tokens,
+        microbatches=setting.microbatches,
+        regions=region_choices(found.program),
+        collectives=books.collectives,
+        predicted=books.predicted,
+        certificate=_certificate(found, options, books),
+        alternatives=_alternatives(found),
+        assumptions=notes,
+        opaque=opaque,
+    )
+
+
+def tokens_of(model: ModelGraph) -> int:
+    """Tokens of the global batch where the model has a sequence, else samples."""
+    lengths = [
+        dim.size
+        for block in model.blocks
+        for r in block.regions
+        for dim in r.dims
+        if dim.role == "sequence"
+    ]
+    return model.batch_size * max(lengths, default=1)
+
+
+def model_id(model: ModelGraph) -> ModelId:
+    """The model's class, graph hash and size."""
+    digest = hashlib.sha256()
+    for block in model.blocks:
+        digest.update(block.name.encode())
+        for node in block.graph.nodes:
+            value = node.meta.get("val")
+            shape = tuple(value.shape) if hasattr(value, "shape") else ""
+            dtype = getattr(value, "dtype", "")
+            text = f"{node.name} {node.target} {node.args} {dict(node.kwargs)} {shape} {dtype}\n"
+            digest.update(text.encode())
+        digest.update(repr(sorted(block.params.items())).encode())
+    digest.update(repr([(layer.path, layer.block) for layer in model.layers]).encode())
+    parameters = 0
+    for param in model.capture.params:
+        count = 1
+        for length in param.shape:
+            count *= length
+        parameters += count
+    return ModelId(model.capture.model_class, digest.hexdigest(), parameters, len(model.layers))
+
+
+def region_choices(program: Program) -> tuple[RegionChoice, ...]:
+    """Equal choices of one region joined over layers, in model order."""
+    mesh = program.setting.mesh
+
+    def axes(split: Split) -> tuple[str, ...]:
+        return tuple(mesh.part_name(part) for part in split)
+
+    joined: dict[tuple[int, str, Candidate], list[str]] = {}
+    for path, block in program.model.instances():
+        for region, candidate in program.choices[path].items():
+            joined.setdefault((id(block), region, candidate), []).append(path)
+    return tuple(
+        RegionChoice(
+            tuple(paths),
+            region,
+            {name: dict(options) for name, options in candidate.made_by},
+            {dim: axes(split) for dim, split in candidate.splits},
+            {
+                name: ParamChoice(axes(p.param), axes(p.grad), axes(p.state))
+                for name, p in candidate.params
+            },
+        )
+        for (_, region, candidate), paths in joined.items()
+    )
+
+
+def _certificate(found: Found, options: SearchOptions, books: Account) -> Certificate:
+    objective = found.solution.seconds
+    bound = min(found.bound_s, objective)
+    return Certificate(
+        solver=options.solver,
+        objective_s=objective,
+        bound_s=bound,
+        gap=(objective - bound) / objective,
+        difference_s=books.predicted.step_s - objective,
+        candidates=len(found.tried) + len(found.dropped),
+        solved=sum(t.result is not None for t in found.tried),
+        pruned=sum(t.result is None for t in found.tried),
+        dropped=len(found.dropped),
+    )
+
+
+def _alternatives(found: Found) -> tuple[Alternative, ...]:
+    """The best of every other setting, fastest first; then those without one, and why."""
+    out = []
+    for tried in found.tried:
+        if tried.outer.setting == found.program.setting:
+            continue
+        out.append(_alternative(tried))
+    out.sort(key=lambda a: (a.step_s is None, a.step_s or a.bound_s or 0.0))
+    out += [
+        Alternative(_mesh(d.setting.mesh.axes), d.setting.microbatches, None, None, d.reason)
+        for d in found.dropped
+    ]
+    return tuple(out)
+
+
+def _mesh(axes: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    return dict(axes)
+
+
+def _alternative(tried: Tried) -> Alternative:
+    setting, result = tried.outer.setting, tried.result
+    mesh = _mesh(setting.mesh.axes)
+    if isinstance(result, Solution):
+        return Alternative(mesh, setting.microbatches, result.seconds, result.bound_seconds, "")
+    if isinstance(result, Infeasible):
+        why = f"short by {result.short_bytes:,} bytes of memory"
+        return Alternative(mesh, setting.microbatches, None, tried.bound_s, why)
+    why = f"at least {tried.bound_s:.6g} s a step: not solved"
+    return Alternative(mesh, setting.microbatches, None, tried.bound_s, why)

@@ -1,0 +1,52 @@
+"""The outer candidates: every mesh that fills the cluster, with every number of microbatches."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from autopar.layouts.layout import Setting
+from autopar.mesh import Mesh
+from autopar.plugin import AxisSpec, Strategy
+
+
+def axes_in_order(strategies: Iterable[Strategy]) -> tuple[AxisSpec, ...]:
+    """All axes, outermost (least local) first."""
+    found = [axis for strategy in strategies for axis in strategy.axes()]
+    return tuple(sorted(found, key=lambda axis: (axis.locality, axis.name)))
+
+
+def meshes(axes: Sequence[AxisSpec], world: int, pinned: Mapping[str, int]) -> Iterator[Mesh]:
+    """Every factorisation of the world over the axes that agrees with the pinned sizes."""
+    if not axes:
+        if world == 1:
+            yield Mesh(())
+        return
+    first, rest = axes[0], axes[1:]
+    sizes = [pinned[first.name]] if first.name in pinned else range(1, world + 1)
+    for size in sizes:
+        if world % size == 0:
+            for mesh in meshes(rest, world // size, pinned):
+                yield Mesh(((first.name, size), *mesh.axes))
+
+
+def settings(
+    axes: Sequence[AxisSpec],
+    world: int,
+    pinned: Mapping[str, int],
+    microbatches: int | None,
+    batch_size: int,
+) -> Iterator[Setting]:
+    """Meshes with microbatch counts: the pinned one, else every power of two that leaves each rank
+    at least one sample."""
+    for mesh in meshes(axes, world, pinned):
+        data = tuple(
+            mesh.part(axis.name) for axis in axes if axis.splits_batch and mesh.size(axis.name) > 1
+        )
+        pieces = 1
+        for part in data:
+            pieces *= part.size
+        if microbatches is not None:
+            yield Setting(mesh, data, microbatches)
+            continue
+        count = 1
+        while count == 1 or (batch_size % (pieces * count) == 0):
+            yield Setting(mesh, data, count)
+            count *= 2

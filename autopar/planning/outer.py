@@ -1,0 +1,109 @@
+"""One outer candidate: its regions' candidates, or the reason why it can't run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.graph.model_graph import ModelGraph
+from autopar.graph.module_paths import region_paths
+from autopar.layouts.layout import Setting
+from autopar.mesh import split_size
+from autopar.planning.annotate import Candidates, annotate
+from autopar.planning.pins import Pins
+from autopar.planning.price import RegionCandidates, SlotKey
+from autopar.plugin import Strategy
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A setting with what every region may do on it."""
+
+    setting: Setting
+    candidates: RegionCandidates
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A setting that can't run, and why. `pin`: a pin is what can't be satisfied."""
+
+    setting: Setting
+    reason: str
+
+
+def open_setting(
+    model: ModelGraph,
+    setting: Setting,
+    strategies: Sequence[Strategy],
+    pins: Pins,
+    inseparable: str | None,
+) -> Outer | Dropped:
+    """The candidates of every region on a setting, or why there is no legal program on it.
+
+    `inseparable`: why the loss is no sum over microbatches, or None where it is.
+    """
+    reason = _misfit(model, setting, inseparable)
+    if reason is not None:
+        return Dropped(setting, reason)
+    cache: dict[tuple[object, ...], Candidates] = {}
+    found: dict[SlotKey, Candidates] = {}
+    for path, block in model.instances():
+        for region in block.regions:
+            of_region = pins.of(region_paths(block, region.name, path))
+            key = (id(block), region.name, repr(sorted(of_region.items())))
+            if key not in cache:
+                cache[key] = annotate(block, region, strategies, setting, of_region)
+            found[path, region.name] = cache[key]
+    reason = _unmet(found, setting, pins) or _unused(found, setting)
+    if reason is not None:
+        return Dropped(setting, reason)
+    return Outer(setting, {key: value.choices for key, value in found.items()})
+
+
+def _misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str | None:
+    pieces = split_size(setting.data) * setting.microbatches
+    if model.batch_size % pieces:
+        axes = " · ".join(f"{part.axis} {part.size}" for part in setting.data) or "one data rank"
+        return (
+            f"the batch of {model.batch_size} samples isn't divisible by {pieces} ({axes}, "
+            f"{setting.microbatches} microbatches)"
+        )
+    shared = [
+        f"{axis} {size}"
+        for axis, size in setting.mesh.axes
+        if size > 1 and axis not in {part.axis for part in setting.data}
+    ]
+    if shared and model.has_dropout:
+        return (
+            f"the model has dropout above 0 in training, and {shared[0]} would need random states "
+            "per axis, which autopar doesn't have yet: set the model's dropout to 0, or keep the "
+            "axis at 1"
+        )
+    if setting.microbatches > 1 and inseparable is not None:
+        return f"{setting.microbatches} microbatches: {inseparable}"
+    return None
+
+
+def _unmet(found: dict[SlotKey, Candidates], setting: Setting, pins: Pins) -> str | None:
+    """Which strategy that is pinned on is legal in no region."""
+    wanted = {name for name, pin in pins.strategies.items() if pin is not False}
+    wanted |= {n for _, p in pins.layers for n, pin in p.items() if pin is not False}
+    for name in sorted(wanted):
+        used = any(c.options(name) is not None for f in found.values() for c in f.choices)
+        if not used:
+            refusals: dict[str, None] = {}
+            for candidates in found.values():
+                refusals.update(dict.fromkeys(candidates.refusals.get(name, ())))
+            why = "; ".join(list(refusals)[:8]) or "it has nothing to do on this mesh"
+            return f"{name!r} is pinned, but legal in no region on {setting.mesh}: {why}"
+    return None
+
+
+def _unused(found: dict[SlotKey, Candidates], setting: Setting) -> str | None:
+    for axis, size in setting.mesh.axes:
+        if size > 1 and not any(c.uses(axis) for f in found.values() for c in f.choices):
+            refusals: dict[str, None] = {}
+            for candidates in found.values():
+                for reasons in candidates.refusals.values():
+                    refusals.update(dict.fromkeys(reasons))
+            why = "; ".join(list(refusals)[:8])
+            return f"no region can use the axis {axis} = {size}: {why}"
+    return None

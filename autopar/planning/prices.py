@@ -1,0 +1,74 @@
+"""Seconds and bytes of effects, asked of the cost model that claims each kind."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autopar.cluster import ClusterSpec
+from autopar.mesh import Mesh
+from autopar.plugin import Collective, Compute, CostModel, Effect, Resident
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What some effects come to on one rank in one step."""
+
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    optimizer_s: float = 0.0
+    resident_bytes: int = 0
+    transient_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Everything in sequence: nothing is hidden behind anything yet."""
+        return self.compute_s + self.communication_s + self.optimizer_s
+
+    def __add__(self, other: "Bill") -> "Bill":
+        return Bill(
+            self.compute_s + other.compute_s,
+            self.communication_s + other.communication_s,
+            self.optimizer_s + other.optimizer_s,
+            self.resident_bytes + other.resident_bytes,
+            self.transient_bytes + other.transient_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The chosen cost models on one mesh of one cluster."""
+
+    models: Sequence[CostModel]
+    mesh: Mesh
+    cluster: ClusterSpec
+
+    def cost(self, effect: Effect) -> float:
+        """Seconds (Compute, Collective) or bytes (Resident)."""
+        (model,) = [m for m in self.models if effect.kind in m.prices]
+        price = model.cost(effect, self.mesh, self.cluster)
+        assert price >= 0 and math.isfinite(price), (model.name, effect, price)
+        return price
+
+    def bill(self, effects: Iterable[Effect], microbatches: int) -> Bill:
+        """The sum over effects; those that occur once a microbatch count that often."""
+        compute = communication = optimizer = 0.0
+        resident = transient = 0
+        for effect in effects:
+            price = self.cost(effect)
+            if isinstance(effect, Compute):
+                if effect.phase == "optimizer":
+                    optimizer += price
+                else:
+                    compute += price * microbatches
+            elif isinstance(effect, Collective):
+                communication += price * (microbatches if effect.per == "microbatch" else 1)
+            elif isinstance(effect, Resident):
+                if effect.what == "transient":
+                    transient += math.ceil(price)
+                else:
+                    resident += math.ceil(price)
+        return Bill(compute, communication, optimizer, resident, transient)
+
+    def overhead_bytes(self) -> int:
+        """What every rank loses whatever the plan."""
+        return sum(m.overhead_bytes(self.mesh, self.cluster) for m in self.models)

@@ -1,0 +1,100 @@
+"""The effects of one region under one candidate, and of what belongs to no region."""
+
+from collections.abc import Iterator, Mapping
+
+from autopar.graph.model_graph import Block
+from autopar.layouts.effects import (
+    compute_effects,
+    param_effects,
+    param_layout,
+    saved_bytes,
+)
+from autopar.layouts.flow import normal
+from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.typing import RegionTyping
+from autopar.plugin import Collective, Effect, Resident
+
+
+def region_effects(
+    block: Block, typing: RegionTyping, setting: Setting, state_ratio: float
+) -> Iterator[Effect]:
+    """Ops, saved tensors and parameters of a region (conversions at its boundary are edges)."""
+    candidate = typing.candidate
+    for name, op_typing in typing.ops.items():
+        yield from compute_effects(block, block.ops[name], op_typing, setting)
+    yield Resident("saved", saved_bytes(block, typing, setting))
+    for name, layout in param_layouts(block, typing).items():
+        yield from one_param(block, candidate.param(name).param, name, layout, setting, state_ratio)
+
+
+def param_layouts(block: Block, typing: RegionTyping) -> Mapping[str, Layout]:
+    """How the region's own parameters are stored, as far as the region's uses decide."""
+    owned = {p.name for p in block.region(typing.candidate.region).params}
+    nodes = {n.name: n for n in block.graph.nodes}
+    out = {}
+    for placeholder, name in block.params.items():
+        if name in owned:
+            value = block.values[placeholder]
+            uses = tuple(
+                normal(value, typing.ops[u.name].needs[placeholder])
+                for u in nodes[placeholder].users
+                if u.name in typing.ops
+            )
+            out[name] = param_layout(uses) if uses else Layout()
+    return out
+
+
+def one_param(
+    block: Block,
+    shard: tuple[object, ...],
+    name: str,
+    layout: Layout,
+    setting: Setting,
+    state_ratio: float,
+) -> Iterator[Effect]:
+    """The effects of one parameter stored in a layout."""
+    placeholder = next(p for p, n in block.params.items() if n == name)
+    value = block.values[placeholder]
+    node = next(n for n in block.graph.nodes if n.name == placeholder)
+    order = [axis for axis, _ in setting.mesh.axes]
+    sums = tuple(sorted(layout.varying, key=lambda part: order.index(part.axis)))
+    yield from param_effects(
+        name,
+        setting.local_shape(value.dims, layout),
+        node.meta["val"].dtype,
+        value.needs_grad,
+        sums,
+        shard,  # type: ignore[arg-type]
+        state_ratio,
+        setting.microbatches,
+    )
+
+
+def input_effects(block: Block, setting: Setting) -> Iterator[Effect]:
+    """Ops that belong to no region: they run whole but for the batch, whatever is chosen."""
+    for op in block.ops.values():
+        if op.region is None and op.kind != "layer" and op.node.name in block.values:
+            yield from compute_effects(block, op, None, setting)
+
+
+def buffer_effects(block: Block) -> Iterator[Effect]:
+    """Buffers are whole on every rank."""
+    for node in block.graph.nodes:
+        if node.name in block.captured.buffers or node.name in block.captured.constants:
+            value = node.meta["val"]
+            yield Resident("parameter", value.numel() * value.element_size())
+
+
+def scalar_collectives(
+    counts: int, loss_item_bytes: int, setting: Setting, loss_sums: tuple[str, ...]
+) -> Iterator[Collective]:
+    """The step's scalars: what losses divide by, the loss, and the gradients' squared norm."""
+    mesh = setting.mesh
+    if counts and setting.data:
+        yield Collective("all_reduce", 8 * counts, setting.data, "forward", "step", "counts")
+    parts = tuple(mesh.part(a) for a, size in mesh.axes if a in loss_sums and size > 1)
+    if parts:
+        yield Collective("all_reduce", loss_item_bytes, parts, "forward", "step", "loss")
+    world = tuple(mesh.part(a) for a, size in mesh.axes if size > 1)
+    if world:
+        yield Collective("all_reduce", loss_item_bytes, world, "optimizer", "step", "gradient norm")

@@ -1,0 +1,175 @@
+"""The rows and columns of the integer programme, in PuLP. `ilp` states the maths.
+
+Names of variables: `x_slot_choice`, `f_edge_use_made_needed`, `z_edge_made_needed`, `n_…` counts.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+import pulp
+
+from autopar.planning.problem import Edge, PlanningProblem, Use
+from autopar.planning.scale import Scale
+
+Layout = int | None  # None: that choice neither makes nor needs the value
+Terms = list[tuple[pulp.LpVariable, float]]
+Kept = tuple[tuple[int, ...], ...]  # by slot: the choices that the programme may take
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A programme being built: its two sums, and which of its integers are alike.
+
+    `seconds` and `memory` are Σ factor · variable in the units of `scale`; one is minimised, the
+    other limited. `alike` collects variables that mean the same in identical slots or edges.
+    """
+
+    programme: pulp.LpProblem
+    scale: Scale
+    chosen: dict[tuple[int, int], pulp.LpVariable] = field(default_factory=dict)
+    seconds: Terms = field(default_factory=list)
+    memory: Terms = field(default_factory=list)
+    alike: dict[Hashable, Terms] = field(default_factory=dict)
+
+    def variable(self, name: str, upper: float | None = None) -> pulp.LpVariable:
+        return self.programme.add_variable(name, 0.0, upper)
+
+    def add(
+        self, name: str, terms: Iterable[tuple[pulp.LpVariable, float]], sense: int, rhs: float
+    ) -> None:
+        row = pulp.LpConstraint(linear(terms), sense, name, rhs)
+        self.programme.addConstraint(row)
+
+    def charge(self, variable: pulp.LpVariable, seconds: float, size_bytes: int) -> None:
+        self.seconds.append((variable, self.scale.of_seconds(seconds)))
+        self.memory.append((variable, self.scale.of_bytes(size_bytes)))
+
+
+def linear(terms: Iterable[tuple[pulp.LpVariable, float]]) -> pulp.LpAffineExpression:
+    """Σ factor · variable. Of two terms with one variable PuLP would keep the last: add them up."""
+    sums: dict[pulp.LpVariable, float] = {}
+    for variable, factor in terms:
+        sums[variable] = sums.get(variable, 0.0) + factor
+    return pulp.LpAffineExpression(list(sums.items()))
+
+
+def build(problem: PlanningProblem, kept: Kept, scale: Scale, name: str) -> Rows:
+    """All rows but the limits, which the caller adds with the objective."""
+    rows = Rows(pulp.LpProblem(name, pulp.LpMinimize), scale)
+    add_choices(rows, problem, kept)
+    for e, edge in enumerate(problem.edges):
+        if not is_free(edge):
+            add_conversions(rows, f"{e:04}", edge, kept)
+    add_transient(rows, problem, kept)
+    add_counts(rows)
+    return rows
+
+
+def add_choices(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
+    """(choice), and the parts of (seconds) and (memory) that choices and the base pay."""
+    base = rows.programme.add_variable("base", 1.0, 1.0)  # PuLP's HiGHS drops constants
+    rows.seconds.append((base, rows.scale.of_seconds(problem.base_seconds)))
+    for s, slot in enumerate(problem.slots):
+        for c in kept[s]:
+            x = rows.programme.add_variable(f"x_{s:04}_{c:03}", cat=pulp.LpBinary)
+            rows.chosen[s, c] = x
+            rows.charge(x, slot.choices[c].seconds, slot.choices[c].resident_bytes)
+            rows.alike.setdefault((slot.choices, c), []).append((x, 1.0))
+        one = [(rows.chosen[s, c], 1.0) for c in kept[s]]
+        rows.add(f"choice_{s:04}", one, pulp.LpConstraintEQ, 1.0)
+
+
+def is_free(edge: Edge) -> bool:
+    """Every conversion is possible and costs nothing: the edge needs no rows."""
+    return all(s == 0 for row in edge.seconds for s in row) and not any(
+        size for row in edge.resident_bytes for size in row
+    )
+
+
+def add_conversions(rows: Rows, name: str, edge: Edge, kept: Kept) -> None:
+    """(made), (needed) and (shared) of one edge, and what its conversions pay."""
+    sharers: dict[tuple[int, int], Terms] = {}
+    for u, use in enumerate(dict.fromkeys(edge.uses)):
+        for pair, flow in add_flow(rows, f"{name}_{u:02}", edge, use, kept).items():
+            sharers.setdefault(pair, []).append((flow, -1.0))
+    for (made, needed), flows in sharers.items():
+        seconds, size_bytes = edge.seconds[made][needed], edge.resident_bytes[made][needed]
+        assert seconds is not None, "a forbidden pair has no flow"
+        if not (seconds or size_bytes):
+            continue
+        paid = flows[0][0]
+        if len(flows) > 1:
+            paid = rows.variable(f"z_{name}_{made:03}_{needed:03}", 1.0)
+            for k, flow in enumerate(flows):
+                row = f"shared_{name}_{made:03}_{needed:03}_{k:02}"
+                rows.add(row, [(paid, 1.0), flow], pulp.LpConstraintGE, 0.0)
+        rows.charge(paid, seconds, size_bytes)
+
+
+def add_flow(
+    rows: Rows, name: str, edge: Edge, use: Use, kept: Kept
+) -> dict[tuple[int, int], pulp.LpVariable]:
+    """(made) and (needed) of one use: the flow of each possible pair of layouts."""
+    makers, takers = _by_layout(rows, edge.source, kept), _by_layout(rows, use, kept)
+    out: dict[Layout, Terms] = {made: [] for made in makers}
+    into: dict[Layout, Terms] = {needed: [] for needed in takers}
+    flows = {}
+    for a, made in enumerate(makers):
+        for b, needed in enumerate(takers):
+            pair = None if made is None or needed is None else (made, needed)
+            if pair and edge.seconds[pair[0]][pair[1]] is None:
+                continue
+            flow = rows.variable(f"f_{name}_{a:03}_{b:03}")
+            out[made].append((flow, 1.0))
+            into[needed].append((flow, 1.0))
+            key = (edge.seconds, edge.resident_bytes, edge.source.layouts, use.layouts, a, b)
+            rows.alike.setdefault(key, []).append((flow, 1.0))
+            if pair:
+                flows[pair] = flow
+    for a, made in enumerate(makers):
+        rows.add(f"made_{name}_{a:03}", out[made] + makers[made], pulp.LpConstraintEQ, 0.0)
+    for b, needed in enumerate(takers):
+        rows.add(f"needed_{name}_{b:03}", into[needed] + takers[needed], pulp.LpConstraintEQ, 0.0)
+    return flows
+
+
+def _by_layout(rows: Rows, use: Use, kept: Kept) -> dict[Layout, Terms]:
+    """−x of the choices, by the layout that they make or need."""
+    groups: dict[Layout, Terms] = {}
+    for c in kept[use.slot]:
+        groups.setdefault(use.layouts[c], []).append((rows.chosen[use.slot, c], -1.0))
+    return groups
+
+
+def add_transient(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
+    """(transient): one row per group of slots."""
+    groups: dict[str, Terms] = {}
+    for s, slot in enumerate(problem.slots):
+        groups.setdefault(slot.group, []).extend(
+            (rows.chosen[s, c], -rows.scale.of_bytes(slot.choices[c].transient_bytes))
+            for c in kept[s]
+        )
+    peak = rows.variable("transient")
+    rows.memory.append((peak, 1.0))
+    for g, sizes in enumerate(groups.values()):
+        rows.add(f"transient_{g:04}", [(peak, 1.0), *sizes], pulp.LpConstraintGE, 0.0)
+
+
+def add_counts(rows: Rows) -> None:
+    """(count): how often identical slots or edges agree is an integer to branch on."""
+    for k, terms in enumerate(rows.alike.values()):
+        if len(terms) > 1:
+            count = rows.programme.add_variable(f"n_{k:04}", 0, len(terms), cat=pulp.LpInteger)
+            rows.add(f"count_{k:04}", [*terms, (count, -1.0)], pulp.LpConstraintEQ, 0.0)
+
+
+def limit_memory(rows: Rows, headroom_bytes: int) -> None:
+    """(memory): half a grain to spare, so no tolerance decides whether a choice fits."""
+    grains = headroom_bytes // rows.scale.grain_bytes
+    limit = (grains + 0.5) * rows.scale.per_grain
+    rows.add("memory", rows.memory, pulp.LpConstraintLE, limit)
+
+
+def cut_off(rows: Rows, cutoff_s: float) -> None:
+    """(cutoff)."""
+    rows.add("cutoff", rows.seconds, pulp.LpConstraintLE, rows.scale.of_seconds(cutoff_s))

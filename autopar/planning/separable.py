@@ -1,0 +1,45 @@
+"""Whether a loss is a sum over microbatches.
+
+Microbatches are an axis in time: nothing can be exchanged over it before the loss. So the batch is
+split over a trial axis, and no activation with a gradient may change its type on it.
+"""
+
+from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.convert import ImpossibleError
+from autopar.layouts.layout import Setting
+from autopar.layouts.program import Program
+from autopar.mesh import AxisPart, Mesh
+from autopar.plugin import Candidate
+
+
+def why_inseparable(model: ModelGraph) -> str | None:
+    """None where the loss can be summed over microbatches, else the reason."""
+    if model.batch_size == 1:
+        return None
+    trial = AxisPart("mb", model.batch_size)
+    setting = Setting(Mesh((("mb", model.batch_size),)), (trial,), 1)
+    choices = {}
+    for path, block in model.instances():
+        chosen = {}
+        for region in block.regions:
+            batch = region.dim("batch")
+            if batch is not None and batch.blocked:
+                return f"{region.name} of {block.name} needs the whole batch: {batch.blocked}"
+            splits = ((batch.name, (trial,)),) if batch is not None else ()
+            chosen[region.name] = Candidate(region.name, splits)
+        choices[path] = chosen
+    program = Program(model, setting, choices)
+    try:
+        flows = program.flows
+    except ImpossibleError as error:
+        return f"the batch can't be split: {error}"
+    for flow in flows.values():
+        for name, _ in flow.conversions:
+            value = flow.block.values[name]
+            if value.needs_grad and not flow.block.is_weight(name):
+                return f"{name} of {flow.block.name} mixes the samples of the whole batch"
+    skeleton = flows[""]
+    (loss,) = skeleton.block.outputs()
+    if trial not in skeleton.made[loss.name].partial:
+        return "the loss isn't a sum over samples"
+    return None

@@ -1,0 +1,105 @@
+"""Runs one PuLP model on HiGHS or CBC and says what was proven. The rest of planning sees no solver.
+
+Both work on one thread from a fixed seed and stop on the gap, so the same model has the same
+answer. A time limit breaks that promise, so there is none unless the user asks for it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pulp
+
+from autopar.errors import AutoparError
+
+_CBC_INCREMENT = 1e-5  # CBC's default: what is better by less it doesn't look for
+_FEASIBLE = 2  # highspy.SolutionStatus.kSolutionStatusFeasible
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was proven about a minimisation.
+
+    "solved": the variables hold a solution within the gap. "stopped": the time ran out, and they
+    hold one if `has_values`. "infeasible": there is none. No solution's objective is below `bound`
+    (in the model's unit; -inf where nothing was proven).
+    """
+
+    status: Literal["solved", "stopped", "infeasible"]
+    has_values: bool
+    bound: float
+
+
+def run(
+    model: pulp.LpProblem,
+    solver: str,
+    *,
+    gap: float,
+    gap_abs: float = 0.0,
+    time_limit_s: float | None = None,
+) -> Outcome:
+    """Minimise until objective − bound <= max(gap · |objective|, gap_abs).
+
+    Errors: AutoparError where `solver` is neither "highs" nor "cbc".
+    """
+    if solver == "highs":
+        return _run_highs(model, gap, gap_abs, time_limit_s)
+    if solver == "cbc":
+        return _run_cbc(model, gap, gap_abs, time_limit_s)
+    raise AutoparError(f'no solver is called {solver!r}: choose "highs" or "cbc"')
+
+
+def _run_highs(
+    model: pulp.LpProblem, gap: float, gap_abs: float, time_limit_s: float | None
+) -> Outcome:
+    # Not threads=1: HiGHS refuses to run where this process has used it with another number.
+    solver = pulp.HiGHS(
+        msg=False,
+        gapRel=gap,
+        gapAbs=gap_abs,
+        timeLimit=time_limit_s,
+        parallel="off",
+        random_seed=0,
+    )
+    model.solve(solver)
+    # PuLP calls a time limit "Optimal", and HiGHS has values (zeros) where it found nothing.
+    highs: Any = model.solverModel
+    status = highs.modelStatusToString(highs.getModelStatus())
+    info = highs.getInfo()
+    if status == "Infeasible":
+        return Outcome("infeasible", False, math.inf)
+    if status == "Optimal":
+        is_mip = any(variable.cat == pulp.LpInteger for variable in model.variables())
+        bound = info.mip_dual_bound if is_mip else info.objective_function_value
+        return Outcome("solved", True, bound)
+    if status == "Time limit reached":
+        return Outcome("stopped", info.primal_solution_status == _FEASIBLE, info.mip_dual_bound)
+    raise AssertionError(f"HiGHS ended with {status!r} on the programme {model.name!r}")
+
+
+def _run_cbc(
+    model: pulp.LpProblem, gap: float, gap_abs: float, time_limit_s: float | None
+) -> Outcome:
+    model.solve(_cbc(gap, gap_abs, time_limit_s))
+    if model.status == pulp.LpStatusInfeasible:
+        return Outcome("infeasible", False, math.inf)
+    objective = pulp.value(model.objective)
+    if model.sol_status == pulp.LpSolutionOptimal:
+        allowed = max(gap * abs(objective), gap_abs, _CBC_INCREMENT)
+        return Outcome("solved", True, objective - allowed)
+    stopped = (pulp.LpSolutionIntegerFeasible, pulp.LpSolutionNoSolutionFound)
+    assert model.sol_status in stopped, f"CBC ended with {model.sol_status} on {model.name!r}"
+    has_values = model.sol_status == pulp.LpSolutionIntegerFeasible
+    return Outcome("stopped", has_values, -math.inf)
+
+
+def _cbc(gap: float, gap_abs: float, time_limit_s: float | None) -> pulp.COIN_CMD:
+    return pulp.COIN_CMD(
+        path=pulp.PULP_CBC_CMD.pulp_cbc_path,
+        msg=False,
+        threads=1,
+        gapRel=gap,
+        gapAbs=gap_abs,
+        timeLimit=time_limit_s,
+        options=["randomSeed 1", "randomCbcSeed 1"],
+    )

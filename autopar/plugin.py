@@ -1,0 +1,275 @@
+"""The contract between autopar and its plugins: all that a plugin imports.
+
+A *strategy* says what is legal and what it entails, never what it costs. A *cost model* prices
+effects and never knows a strategy. Both are frozen dataclasses whose fields are their options;
+both are found by entry point (`autopar.strategies`, `autopar.cost_models`), the built-in ones too.
+"""
+
+import abc
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from autopar.cluster import ClusterSpec, Device, Link
+from autopar.errors import AutoparError
+from autopar.mesh import AxisPart, Mesh, Split
+
+__all__ = [
+    "AutoparError",
+    "AxisPart",
+    "AxisSpec",
+    "Candidate",
+    "ClusterSpec",
+    "Collective",
+    "Compute",
+    "CostModel",
+    "Device",
+    "Dim",
+    "Effect",
+    "Link",
+    "Mesh",
+    "Option",
+    "ParamInfo",
+    "ParamPlan",
+    "Phase",
+    "Refusal",
+    "Region",
+    "Resident",
+    "Role",
+    "Split",
+    "Strategy",
+]
+
+Phase = Literal["forward", "backward", "grad_sync", "optimizer"]
+Role = Literal["batch", "sequence", "hidden", "heads", "ffn", "vocab", "other"]
+Option = str | int | float | bool | None
+
+
+# ---------------------------------------------------------------- what a strategy sees
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A named dim that a region's tensors carry.
+
+    `internal` dims are born and contracted inside the region; the others cross its boundary.
+    `blocked` says why the dim can't be split inside this region ("" where it can).
+    """
+
+    name: str
+    size: int
+    role: Role
+    internal: bool
+    blocked: str = ""
+
+
+@dataclass(frozen=True)
+class ParamInfo:
+    """A parameter owned by a region: its name within the block, whole shape and dtype name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Region:
+    """Ops of one block that share their choices.
+
+    `name` is unique in the block: "stream" for what lies between (norms, residual adds), else the
+    role of the internal dim ("heads", "ffn", "ffn_2", …). `layer_class` names the block.
+    """
+
+    name: str
+    layer_class: str
+    dims: tuple[Dim, ...]
+    params: tuple[ParamInfo, ...]
+    has_dropout: bool = False
+
+    def dim(self, role: Role) -> Dim | None:
+        """The region's first dim of this role, or None."""
+        return next((d for d in self.dims if d.role == role), None)
+
+
+# ---------------------------------------------------------------- what a strategy says
+
+
+@dataclass(frozen=True)
+class AxisSpec:
+    """A mesh axis, declared by the one strategy that owns it.
+
+    `splits_batch`: ranks along it get different samples. `locality` places it: the axis with the
+    highest is innermost, on the fastest links.
+    """
+
+    name: str
+    splits_batch: bool
+    locality: int
+
+
+@dataclass(frozen=True)
+class ParamPlan:
+    """How one parameter lives: the axes that its value, gradient and optimizer state are sharded
+    over, beyond what the region's splits say. Empty: whole on every rank."""
+
+    param: Split = ()
+    grad: Split = ()
+    state: Split = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run one region on one mesh.
+
+    `splits` maps named dims to the axes they are split over, outermost first. `params` holds the
+    parameters that a strategy treats specially. `made_by` lists (strategy, options), sorted.
+    """
+
+    region: str
+    splits: tuple[tuple[str, Split], ...] = ()
+    params: tuple[tuple[str, ParamPlan], ...] = ()
+    made_by: tuple[tuple[str, tuple[tuple[str, Option], ...]], ...] = ()
+
+    def split(self, dim: str) -> Split:
+        """The axes that `dim` is split over."""
+        return dict(self.splits).get(dim, ())
+
+    def uses(self, axis: str) -> bool:
+        """Whether some dim is split over `axis`."""
+        return any(part.axis == axis for _, split in self.splits for part in split)
+
+    def param(self, name: str) -> ParamPlan:
+        """How the parameter `name` lives."""
+        return dict(self.params).get(name, ParamPlan())
+
+    def options(self, strategy: str) -> Mapping[str, Option] | None:
+        """The options that `strategy` was applied with, or None where it was not."""
+        found = dict(self.made_by).get(strategy)
+        return None if found is None else dict(found)
+
+    def with_split(self, strategy: str, dim: str, split: Split, **options: Option) -> "Candidate":
+        """This candidate with `dim` split over `split`, and `strategy` among its makers."""
+        splits = {**dict(self.splits), dim: split}
+        return Candidate(
+            self.region,
+            tuple(sorted(splits.items())),
+            self.params,
+            _made_by(self.made_by, strategy, options),
+        )
+
+    def with_params(
+        self, strategy: str, params: Mapping[str, ParamPlan], **options: Option
+    ) -> "Candidate":
+        """This candidate with these parameters' plans replaced."""
+        merged = {**dict(self.params), **params}
+        return Candidate(
+            self.region,
+            self.splits,
+            tuple(sorted(merged.items())),
+            _made_by(self.made_by, strategy, options),
+        )
+
+
+def _made_by(
+    made_by: tuple[tuple[str, tuple[tuple[str, Option], ...]], ...],
+    strategy: str,
+    options: Mapping[str, Option],
+) -> tuple[tuple[str, tuple[tuple[str, Option], ...]], ...]:
+    merged = {**dict(made_by), strategy: tuple(sorted(options.items()))}
+    return tuple(sorted(merged.items()))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a strategy can't be applied to a candidate; shown where a pin is legal nowhere."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Strategy(abc.ABC):
+    """A plugin that says how regions may be split. Its dataclass fields are its options."""
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = True
+    """False: changes numbers, so it is used only where pinned."""
+    tier: ClassVar[Literal["dims", "state"]] = "dims"
+    """Strategies of tier "dims" split named dims, in any order; "state" then shards what lives."""
+
+    def axes(self) -> tuple[AxisSpec, ...]:
+        """The mesh axes that this strategy owns."""
+        return ()
+
+    @abc.abstractmethod
+    def refine(
+        self, candidate: Candidate, region: Region, mesh: Mesh
+    ) -> Iterable["Candidate | Refusal"]:
+        """Further candidates made from `candidate` (which is itself kept), or why there are none.
+
+        Yielding nothing means that the strategy has nothing to say here (its axis has size 1, say).
+        """
+
+    def conflict(self, candidate: Candidate, region: Region, mesh: Mesh) -> str | None:
+        """Why a finished candidate that this strategy took part in may not run, or None."""
+        return None
+
+
+# ---------------------------------------------------------------- effects, and who prices them
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One op on one rank, once a microbatch. `op` is the op's class ("matmul", "attention",
+    "pointwise", …), `bytes` what it reads and writes."""
+
+    op: str
+    flops: int
+    bytes: int
+    dtype: str
+    phase: Phase
+    kind: ClassVar[str] = "compute"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective: `bytes` per rank, the larger of input and output, padding included."""
+
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+    bytes: int
+    axes: Split
+    phase: Phase
+    per: Literal["microbatch", "step"]
+    what: str
+    """What is communicated: a tensor's or a parameter's name."""
+    kind: ClassVar[str] = "collective"
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes that one rank holds. "saved" is held once a microbatch in flight; of "transient" only
+    the largest at a time."""
+
+    what: Literal["parameter", "gradient", "optimizer", "saved", "transient"]
+    bytes: int
+    kind: ClassVar[str] = "resident"
+
+
+Effect = Compute | Collective | Resident
+
+
+@dataclass(frozen=True)
+class CostModel(abc.ABC):
+    """A plugin that prices kinds of effects; each kind is claimed by exactly one model."""
+
+    name: ClassVar[str]
+    prices: ClassVar[frozenset[str]] = field(default=frozenset())
+
+    @abc.abstractmethod
+    def cost(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> float:
+        """Seconds for a Compute or a Collective, bytes for a Resident. Errors: AutoparError for an
+        effect without a price (an unknown op, say); never a zero."""
+
+    def overhead_bytes(self, mesh: Mesh, cluster: ClusterSpec) -> int:
+        """Bytes that every rank loses whatever the plan (context, allocator, communicators)."""
+        return 0

@@ -1,0 +1,51 @@
+"""What emitted modules import beside torch, and the TrainingModule that runs them."""
+
+from autopar.runtime.collectives import (
+    all_gather,
+    all_reduce,
+    all_reduce_partial,
+    all_to_all,
+    enter,
+    local_part,
+    once,
+    reduce_scatter,
+    ring,
+    shard,
+    unshard,
+)
+from autopar.runtime.count import CollectiveCounter
+from autopar.runtime.fsdp import shard_fully
+from autopar.runtime.launch import initialise
+from autopar.runtime.layout import cat, split
+from autopar.runtime.parameters import Container, Declaration, declare, declare_layers
+from autopar.runtime.process_mesh import Group, ProcessMesh
+from autopar.runtime.program import run_program
+from autopar.runtime.training import StepResult, TrainingModule
+
+__all__ = [
+    "CollectiveCounter",
+    "Container",
+    "Declaration",
+    "Group",
+    "ProcessMesh",
+    "StepResult",
+    "TrainingModule",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_partial",
+    "all_to_all",
+    "cat",
+    "declare",
+    "declare_layers",
+    "enter",
+    "initialise",
+    "local_part",
+    "once",
+    "reduce_scatter",
+    "ring",
+    "run_program",
+    "shard",
+    "shard_fully",
+    "split",
+    "unshard",
+]

@@ -1,0 +1,261 @@
+"""Collectives with the backward that their types need.
+
+A tensor on an axis is I (replicated, gradient complete), V (replicated, gradient partial), S
+(split) or P (a partial sum). Each function converts one type to another, and its backward converts
+the gradient back; `axis` is a group of the mesh. Over a group of one rank each is the identity.
+
+Gathers and scatters put the pieces of `dim` in rank order; the dim of the whole tensor must be a
+multiple of the group's size. Functional collectives are used, so that a TorchDispatchMode sees
+every one, and torch.compile can trace them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.runtime.process_mesh import Group
+
+_ops = torch.ops._c10d_functional
+
+
+# ---------------------------------------------------------------- plain, no gradient
+
+
+def _wait(x: Tensor) -> Tensor:
+    waited: Tensor = _ops.wait_tensor(x)
+    return waited
+
+
+def _sum(x: Tensor, axis: Group) -> Tensor:
+    return _wait(_ops.all_reduce(x.contiguous(), "sum", axis.name))
+
+
+def _gather(x: Tensor, dim: int, axis: Group) -> Tensor:
+    rows = _wait(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.name))
+    # Ranks are stacked on dim 0, which is the answer for dim 0 already.
+    return rows if dim % x.ndim == 0 else torch.cat(rows.chunk(axis.size), dim)
+
+
+def _scatter_sum(x: Tensor, dim: int, axis: Group) -> Tensor:
+    rows = x if dim % x.ndim == 0 else torch.cat(_pieces(x, dim, axis))
+    _check(x, dim, axis)
+    return _wait(_ops.reduce_scatter_tensor(rows.contiguous(), "sum", axis.size, axis.name))
+
+
+def _exchange(x: Tensor, split_dim: int, gather_dim: int, axis: Group) -> Tensor:
+    rows = torch.stack(_pieces(x, split_dim, axis))
+    ones = [1] * axis.size
+    received = _wait(_ops.all_to_all_single(rows, ones, ones, axis.name))
+    return torch.cat(received.unbind(), gather_dim)
+
+
+def _shift(x: Tensor, steps: int, axis: Group) -> Tensor:
+    """What the rank `steps` before this one holds."""
+    rows = x.contiguous().view(-1)
+    to, source = (axis.rank + steps) % axis.size, (axis.rank - steps) % axis.size
+    sent = [rows.numel() if rank == to else 0 for rank in range(axis.size)]
+    taken = [rows.numel() if rank == source else 0 for rank in range(axis.size)]
+    return _wait(_ops.all_to_all_single(rows, taken, sent, axis.name)).view(x.shape)
+
+
+def _check(x: Tensor, dim: int, axis: Group) -> None:
+    assert x.shape[dim] % axis.size == 0, (
+        f"dim {dim} of {tuple(x.shape)} is no multiple of {axis.size} ({axis.axes})"
+    )
+
+
+def _pieces(x: Tensor, dim: int, axis: Group) -> tuple[Tensor, ...]:
+    _check(x, dim, axis)
+    return x.chunk(axis.size, dim)
+
+
+def _slice(x: Tensor, dim: int, axis: Group) -> Tensor:
+    # A copy: a view would keep the whole tensor alive.
+    return _pieces(x, dim, axis)[axis.rank].contiguous()
+
+
+# ---------------------------------------------------------------- with their backward
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Group) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _sum(grad, ctx.axis), None
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Group) -> Tensor:
+        return _sum(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class _AllReducePartial(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Group) -> Tensor:
+        ctx.axis = axis
+        return _sum(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _sum(grad, ctx.axis), None
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
+        ctx.dim, ctx.axis = dim, axis
+        return _gather(x, dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _scatter_sum(grad, ctx.dim, ctx.axis), None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
+        ctx.dim, ctx.axis = dim, axis
+        return _scatter_sum(x, dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _gather(grad, ctx.dim, ctx.axis), None, None
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
+        ctx.dim, ctx.axis = dim, axis
+        return _gather(x, dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _slice(grad, ctx.dim, ctx.axis), None, None
+
+
+class _Shard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
+        ctx.dim, ctx.axis = dim, axis
+        return _slice(x, dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _gather(grad, ctx.dim, ctx.axis), None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, split_dim: int, gather_dim: int, axis: Group) -> Tensor:
+        ctx.split_dim, ctx.gather_dim, ctx.axis = split_dim, gather_dim, axis
+        return _exchange(x, split_dim, gather_dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _exchange(grad, ctx.gather_dim, ctx.split_dim, ctx.axis), None, None, None
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Group) -> Tensor:
+        ctx.axis = axis
+        return _shift(x, 1, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _shift(grad, -1, ctx.axis), None
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Group) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad if ctx.axis.rank == 0 else torch.zeros_like(grad), None
+
+
+# ---------------------------------------------------------------- what emitted modules call
+
+
+def _apply(function: type[torch.autograd.Function], x: Tensor, *args: Any) -> Tensor:
+    """`function` on x, or x itself where the group (the last argument) has one rank."""
+    if args[-1].size == 1:
+        return x
+    result: Tensor = function.apply(x, *args)
+    return result
+
+
+def enter(x: Tensor, axis: Group) -> Tensor:
+    """I → V: identity; backward: all-reduce (Megatron-LM's f, arXiv 1909.08053)."""
+    return _apply(_Enter, x, axis)
+
+
+def all_reduce(x: Tensor, axis: Group) -> Tensor:
+    """P → I: all-reduce (sum); backward: identity (Megatron-LM's g)."""
+    return _apply(_AllReduce, x, axis)
+
+
+def all_reduce_partial(x: Tensor, axis: Group) -> Tensor:
+    """P → V: all-reduce (sum); backward: all-reduce."""
+    return _apply(_AllReducePartial, x, axis)
+
+
+def all_gather(x: Tensor, dim: int, axis: Group) -> Tensor:
+    """S → V: concatenates the ranks' pieces on `dim`; backward: reduce-scatter (sum)."""
+    return _apply(_AllGather, x, dim, axis)
+
+
+def reduce_scatter(x: Tensor, dim: int, axis: Group) -> Tensor:
+    """P → S: sums over ranks and keeps this rank's piece of `dim`; backward: all-gather."""
+    return _apply(_ReduceScatter, x, dim, axis)
+
+
+def unshard(x: Tensor, dim: int, axis: Group) -> Tensor:
+    """S → I: concatenates the ranks' pieces on `dim`; backward: this rank's slice."""
+    return _apply(_Unshard, x, dim, axis)
+
+
+def shard(x: Tensor, dim: int, axis: Group) -> Tensor:
+    """I → S: this rank's piece of `dim`; backward: all-gather."""
+    return _apply(_Shard, x, dim, axis)
+
+
+def local_part(x: Tensor, dim: int, axis: Group) -> Tensor:
+    """V → S, or anything without gradient: this rank's piece of `dim`, no communication either
+    way; backward: zeros where the other ranks' pieces are.
+    """
+    return x if axis.size == 1 else _pieces(x, dim, axis)[axis.rank].contiguous()
+
+
+def all_to_all(x: Tensor, split_dim: int, gather_dim: int, axis: Group) -> Tensor:
+    """S(gather_dim) → S(split_dim): splits `split_dim` into a piece for each rank and concatenates
+    the pieces received on `gather_dim`; backward: the same the other way round.
+    """
+    return _apply(_AllToAll, x, split_dim, gather_dim, axis)
+
+
+def ring(x: Tensor, axis: Group) -> Tensor:
+    """S → S: sends x to the next rank and returns the previous rank's, all of one shape;
+    backward: the other way round.
+    """
+    return _apply(_Ring, x, axis)
+
+
+def once(x: Tensor, axis: Group) -> Tensor:
+    """Identity; backward: keeps the gradient on the axis's rank 0 and zeroes it elsewhere, so that
+    the sum over the axis counts it once (a complete gradient, where a partial one is due).
+    """
+    return _apply(_Once, x, axis)

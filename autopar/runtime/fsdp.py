@@ -1,0 +1,46 @@
+"""ZeRO stage 3 by torch's FSDP2."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.fsdp import fully_shard
+
+from autopar.runtime.parameters import Container
+
+
+def shard_fully(module: Container, axes: Sequence[str], names: Sequence[str]) -> None:
+    """Shards the parameters `names` that `module` declared on dim 0 over the group of `axes`.
+
+    They are all-gathered before the module's forward and again in its backward; each backward
+    ends in one reduce-scatter, a sum, that adds to the sharded gradients. The module's other
+    parameters are left alone. At most once a module, layers before what holds them; a collective.
+    """
+    mesh = module.mesh
+    mesh.open([tuple(axes)])
+    group = mesh[tuple(axes)]
+    if group.size == 1:
+        return
+    for name in names:
+        missing = set(group.axes) - set(module.declarations[name].sums)
+        missing = {axis for axis in missing if mesh.layout.size(axis) > 1}
+        assert not missing, f"{name}'s gradient is not summed over {sorted(missing)}"
+        module.fully_sharded[name] = group.axes
+    managed = {module.get_parameter(name) for name in names}
+    wrapped: Any = fully_shard(  # in place: its class becomes a subclass of FSDPModule as well
+        module,
+        mesh=group.device_mesh,
+        reshard_after_forward=True,
+        ignored_params=set(module.parameters()) - managed,
+    )
+    # FSDP2 averages: sums need both, since gloo has no scaled sum in float32.
+    wrapped.set_gradient_divide_factor(1.0)
+    wrapped.set_force_sum_reduction_for_comms(True)
+
+
+def close_root(root: Container) -> None:
+    """Makes `root` the one root of all FSDP2 modules below it, if there are any, so that they share
+    streams and prefetch.
+    """
+    below = [one for one in root.modules() if isinstance(one, Container) and one.fully_sharded]
+    if below and root not in below:
+        shard_fully(root, axes=next(iter(below[0].fully_sharded.values())), names=())

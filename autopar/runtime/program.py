@@ -1,0 +1,82 @@
+"""An emitted module, run and read."""
+
+import hashlib
+import linecache
+import math
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopar.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor of the batch: its shape in the global batch, and whether dim 0 is split over the
+    data axes and then over microbatches (else every microbatch on every rank gets it whole).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    split: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an emitted module says about itself (its names in capitals)."""
+
+    model: type[Any]
+    """The root's class, a Container made with the mesh."""
+    mesh: Mesh
+    microbatches: int
+    data_axes: tuple[str, ...]
+    loss_sums: tuple[str, ...]
+    inputs: tuple[Input, ...]
+    groups: tuple[tuple[str, ...], ...]
+    """Sets of more than one axis that forward communicates over."""
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many different shares of the global batch there are."""
+        return math.prod(self.mesh.size(axis) for axis in self.data_axes)
+
+    def defines(self, method: str) -> bool:
+        """Whether the model's class itself has this optional method (`counts`, `shard`)."""
+        return method in vars(self.model)
+
+
+def run_program(source: str) -> types.ModuleType:
+    """Executes emitted source as a module. Tracebacks show its lines.
+
+    The source is code: run only what a compiler run on this machine has written.
+    """
+    name = f"autopar_program_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    filename = f"<{name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    module = types.ModuleType(name)
+    module.__file__ = filename
+    exec(compile(source, filename, "exec"), module.__dict__)
+    return module
+
+
+def read_program(module: types.ModuleType) -> Program:
+    """The facts that an emitted module states. GROUPS may be missing: then there are none."""
+    program = Program(
+        module.MODEL,
+        Mesh(tuple((name, int(size)) for name, size in module.MESH)),
+        int(module.MICROBATCHES),
+        tuple(module.DATA_AXES),
+        tuple(module.LOSS_SUMS),
+        tuple(
+            Input(name, tuple(shape), getattr(torch, dtype), split)
+            for name, shape, dtype, split in module.INPUTS
+        ),
+        tuple(tuple(axes) for axes in getattr(module, "GROUPS", ())),
+    )
+    pieces = program.data_parallel_size * program.microbatches
+    for one in program.inputs:
+        assert not one.split or one.shape[0] % pieces == 0, f"{one} doesn't fall into {pieces}"
+    return program

@@ -1,0 +1,124 @@
+"""A plan as a person reads it."""
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+
+from autopar.plan import Plan, RegionChoice
+
+
+def summarise(plan: Plan) -> str:
+    """The plan as text tables, 100 columns wide."""
+    out = io.StringIO()
+    console = Console(file=out, width=100, highlight=False, color_system=None)
+    mesh = " · ".join(f"{axis} {size}" for axis, size in plan.axes.items())
+    console.print(
+        f"{plan.model.class_name} ({plan.model.parameters:,} parameters, {plan.model.layers} "
+        f"layers) on {mesh}; batch {plan.batch_size} in {plan.microbatches} "
+        f"microbatch{'es' if plan.microbatches > 1 else ''}"
+    )
+    console.print(_regions(plan))
+    console.print(_collectives(plan))
+    console.print(_predicted(plan))
+    for line in _certificate(plan):
+        console.print(line)
+    return out.getvalue()
+
+
+def size(count: float) -> str:
+    """Bytes for reading: "12.3 MB" (decimal)."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count:.0f} B"
+
+
+def seconds(value: float) -> str:
+    """Seconds for reading."""
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
+
+
+def _regions(plan: Plan) -> Table:
+    table = Table(title="what was chosen")
+    for name in ("layers", "region", "strategies", "splits", "sharded parameters"):
+        table.add_column(name)
+    for choice in plan.regions:
+        table.add_row(
+            _layers(choice),
+            choice.region,
+            ", ".join(
+                name + "".join(f" {v}" for v in options.values())
+                for name, options in choice.strategies.items()
+            )
+            or "none (replicated)",
+            ", ".join(f"{dim} over {' · '.join(axes)}" for dim, axes in choice.splits.items()),
+            _sharded(choice),
+        )
+    return table
+
+
+def _sharded(choice: RegionChoice) -> str:
+    axes = {" · ".join(p.param) for p in choice.params.values() if p.param}
+    return f"{len(choice.params)} over {', '.join(sorted(axes))}" if axes else ""
+
+
+def _layers(choice: RegionChoice) -> str:
+    if choice.layers == ("",):
+        return "skeleton"
+    if len(choice.layers) == 1:
+        return choice.layers[0]
+    return f"{choice.layers[0]} … {choice.layers[-1]} ({len(choice.layers)})"
+
+
+def _collectives(plan: Plan) -> Table:
+    table = Table(title="communication of one step, per rank")
+    for name in ("collective", "over", "phase"):
+        table.add_column(name)
+    for name in ("bytes", "calls", "time"):
+        table.add_column(name, justify="right")
+    for total in plan.collectives:
+        table.add_row(
+            total.op,
+            " · ".join(total.axes),
+            total.phase,
+            size(total.bytes),
+            str(total.count),
+            seconds(total.seconds),
+        )
+    return table
+
+
+def _predicted(plan: Plan) -> Table:
+    p = plan.predicted
+    table = Table(title="predicted", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("step time", seconds(p.step_s))
+    table.add_row("  compute", seconds(p.compute_s))
+    table.add_row("  communication", seconds(p.communication_s))
+    table.add_row("  optimizer", seconds(p.optimizer_s))
+    table.add_row("tokens/s" if plan.tokens != plan.batch_size else "samples/s",
+                  f"{p.tokens_per_s:,.0f}")  # fmt: skip
+    table.add_row("MFU", f"{p.mfu:.1%}")
+    table.add_row("memory per device", size(p.memory_bytes))
+    for kind, count in p.memory.items():
+        table.add_row(f"  {kind}", size(count))
+    table.add_row("memory limit", size(plan.memory_limit_bytes))
+    return table
+
+
+def _certificate(plan: Plan) -> list[str]:
+    c = plan.certificate
+    lines = [
+        f"Certificate: within {c.gap:.2%} of the best of {c.candidates} meshes and microbatch "
+        f"counts ({c.solved} solved, {c.pruned} pruned by bound, {c.dropped} impossible; "
+        f"{c.solver})."
+    ]
+    for other in plan.alternatives[:6]:
+        mesh = " · ".join(f"{axis} {size}" for axis, size in other.mesh.items())
+        cost = f"{seconds(other.step_s)}" if other.step_s is not None else other.why
+        lines.append(f"  instead {mesh}, {other.microbatches} microbatches: {cost}")
+    lines += [f"Assumed: {text}" for text in plan.assumptions]
+    lines += [f"Opaque: {text}" for text in plan.opaque]
+    return lines

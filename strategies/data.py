@@ -1,0 +1,47 @@
+"""Data parallelism: every rank along dp takes its share of the samples."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autopar.plugin import AxisSpec, Candidate, Mesh, Refusal, Region, Strategy
+
+
+@dataclass(frozen=True)
+class Data(Strategy):
+    """Splits the batch dim of every region over dp.
+
+    Communication that follows: each parameter is used with different samples on each rank, so its
+    gradient is summed over dp, once a step.
+    """
+
+    name: ClassVar[str] = "data"
+
+    def axes(self) -> tuple[AxisSpec, ...]:
+        """dp, outermost: its traffic is once a step and can wait for the slow links."""
+        return (AxisSpec("dp", splits_batch=True, locality=0),)
+
+    def refine(
+        self, candidate: Candidate, region: Region, mesh: Mesh
+    ) -> Iterable[Candidate | Refusal]:
+        """The candidate with the region's batch dim split over dp."""
+        if mesh.size("dp") == 1 or candidate.uses("dp"):
+            return
+        batch = region.dim("batch")
+        if batch is None:
+            yield Refusal(f"region {region.name} has no batch dim")
+            return
+        if batch.blocked:
+            yield Refusal(f"region {region.name}: {batch.name} can't be split: {batch.blocked}")
+            return
+        parts = (*candidate.split(batch.name), mesh.part("dp"))
+        pieces = math.prod(part.size for part in parts)
+        if batch.size % pieces:
+            yield Refusal(
+                f"region {region.name}: {batch.name} = {batch.size} isn't divisible by {pieces} "
+                f"({' · '.join(f'{part.axis}{part.size}' for part in parts)})"
+            )
+            return
+        split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
+        yield candidate.with_split(self.name, batch.name, split)

@@ -1,0 +1,95 @@
+"""The models, batches and losses that tests run, small and in float64."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, its global batch and its loss callable (None: the model's own)."""
+
+    model: nn.Module
+    batch: dict[str, torch.Tensor]
+    loss: Callable[[Any, Any], torch.Tensor] | None
+
+
+class Classifier(nn.Module):
+    """A plain MLP: two hidden layers."""
+
+    def __init__(self, features: int = 12, hidden: int = 16, classes: int = 8) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(features, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 2 * hidden),
+            nn.Tanh(),
+            nn.Linear(2 * hidden, classes),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Class scores [batch, classes]."""
+        scores: torch.Tensor = self.net(x)
+        return scores
+
+
+def classifier_loss(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean cross-entropy over the labels that aren't ignored."""
+    return nn.functional.cross_entropy(outputs, batch["y"])
+
+
+def classifier(dtype: torch.dtype = torch.float64) -> Job:
+    """The MLP classifier; labels of some samples are ignored, unevenly over ranks."""
+    torch.manual_seed(1)
+    model = Classifier().to(dtype)
+    x, y = torch.randn(8, 12, dtype=dtype), torch.randint(0, 8, (8,))
+    y[torch.tensor([0, 1, 4])] = -100
+    return Job(model, {"x": x, "y": y}, classifier_loss)
+
+
+def gpt2(dtype: torch.dtype = torch.float64, layers: int = 2, dropout: float = 0.0) -> Job:
+    """GPT-2 as Hugging Face ships it, tiny; labels are ignored unevenly over samples."""
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+    logging.set_verbosity_error()
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=64,
+        n_positions=32,
+        n_embd=32,
+        n_layer=layers,
+        n_head=4,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config).to(dtype)
+    for parameter in model.parameters():  # biases start at zero, norms at one: hide nothing
+        nn.init.normal_(parameter, std=0.2)
+    ids = torch.randint(0, 64, (8, 16))
+    labels = ids.clone()
+    for sample, ignored in enumerate((0, 3, 15, 9, 1, 0, 12, 14)):
+        labels[sample, :ignored] = -100
+    return Job(model, {"input_ids": ids, "labels": labels}, None)
+
+
+MODELS: dict[str, Callable[[], Job]] = {"gpt2": gpt2, "mlp": classifier}
+
+
+@contextlib.contextmanager
+def float32_raised() -> Iterator[None]:
+    """Casts to float32 go to float64 instead, so that what models compute in float32 (losses,
+    norms) doesn't hide an error below 1e-7."""
+    plain = torch.Tensor.float
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.float = plain  # type: ignore[method-assign]

@@ -1,0 +1,194 @@
+"""Clusters: every way to give one, what is refused, and the presets as data."""
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.cluster import ClusterSpec, Device, Link, preset_names, resolve_cluster
+from autopar.errors import AutoparError
+
+FULL: dict[str, Any] = {
+    "device": {
+        "name": "chip",
+        "backend": "gloo",
+        "memory_bytes": 1000,
+        "flops_per_s": {"float32": 1e9},
+        "memory_bytes_per_s": 1e8,
+        "op_overhead_s": 1e-6,
+    },
+    "devices": 8,
+    "links": [
+        {"name": "board", "devices": 4, "latency_s": 1e-6, "bytes_per_s": 1e9},
+        {"name": "wire", "devices": "all", "latency_s": 1e-5, "bytes_per_s": 1e8},
+    ],
+}
+
+
+def changed(**device: Any) -> dict[str, Any]:
+    """FULL with fields of its device replaced."""
+    return {**FULL, "device": {**FULL["device"], **device}}
+
+
+def test_preset_string() -> None:
+    spec = resolve_cluster("h100:64")
+    assert spec.devices == 64
+    assert spec.device.backend == "nccl"
+    assert dict(spec.device.flops_per_s)["bfloat16"] == 794.5e12
+    assert [(link.name, link.devices) for link in spec.links] == [("nvlink", 8), ("network", 64)]
+    assert spec.source == "preset h100"
+    assert spec.date == "2026-11-29"
+
+
+def test_levels_beyond_the_cluster_are_cut() -> None:
+    assert [(link.name, link.devices) for link in resolve_cluster("a100:4").links] == [
+        ("nvlink", 4)
+    ]
+    assert [(link.name, link.devices) for link in resolve_cluster("a100:8").links] == [
+        ("nvlink", 8)
+    ]
+
+
+def test_preset_with_overrides() -> None:
+    plain = resolve_cluster("cpu:4")
+    spec = resolve_cluster(
+        {"preset": "cpu:4", "memory_bytes": 123, "flops_per_s": {"float32": 7.0}}
+    )
+    assert spec.device.memory_bytes == 123
+    assert dict(spec.device.flops_per_s) == {**dict(plain.device.flops_per_s), "float32": 7.0}
+    assert spec.device.op_overhead_s == plain.device.op_overhead_s
+    assert spec.links == plain.links
+    assert spec.source == "preset cpu, with the user's memory_bytes, flops_per_s"
+
+
+def test_preset_with_devices_apart_and_own_links() -> None:
+    links = [{"name": "wire", "devices": "all", "latency_s": 1e-3, "bytes_per_s": 1e6}]
+    spec = resolve_cluster({"preset": "cpu", "devices": 2, "links": links})
+    assert spec.devices == 2
+    assert spec.links == (Link("wire", 2, 1e-3, 1e6),)
+
+
+def test_full_mapping_and_spec_itself() -> None:
+    spec = resolve_cluster({**FULL, "source": "a data sheet", "date": "2026-01-02"})
+    assert spec == ClusterSpec(
+        Device("chip", "gloo", 1000, (("float32", 1e9),), 1e8, 1e-6),
+        8,
+        (Link("board", 4, 1e-6, 1e9), Link("wire", 8, 1e-5, 1e8)),
+        "a data sheet",
+        "2026-01-02",
+    )
+    assert resolve_cluster(spec) is spec
+
+
+@pytest.mark.parametrize("name", ["cluster.json", "cluster.yaml", "cluster.yml"])
+def test_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(FULL), encoding="utf-8")  # JSON is YAML too
+    assert resolve_cluster(path) == resolve_cluster(str(path)) == resolve_cluster(FULL)
+
+
+def test_yaml_in_its_own_notation(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("preset: cpu\ndevices: 2\nmemory_bytes: 8e9\n", encoding="utf-8")
+    assert resolve_cluster(path).device.memory_bytes == 8_000_000_000
+
+
+def test_numbers_may_carry_their_source() -> None:
+    sourced = {"value": 1000, "source": "weighed", "date": "2026-01-02"}
+    assert resolve_cluster(changed(memory_bytes=sourced)) == resolve_cluster(FULL)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("b200:8", "unknown preset 'b200': known are a100, cpu, h100"),
+        ("cpu", "preset 'cpu' needs a number of devices: 'cpu:4', say"),
+        ("cpu:", "'cpu:': '' is no number of devices"),
+        ("cpu:four", "'cpu:four': 'four' is no number of devices"),
+        ("cpu:-4", "'cpu:-4': '-4' is no number of devices"),
+        ("cpu:0", "devices must be a positive integer, not 0"),
+        ("h100:12", "link network joins 12 devices, which is no multiple of the 8"),
+        ({"preset": "cpu:4", "devices": 4}, "devices is given twice: 'cpu:4' and 4"),
+        ({"preset": "cpu:4", "memory": 5}, "cluster_spec has no 'memory': allowed are preset, dev"),
+        ({"preset": "cpu:4", "memory_bytes": -5}, "memory_bytes must be a positive integer, not -"),
+        (
+            {"preset": "cpu:4", "memory_bytes": 1.5},
+            "memory_bytes must be a positive integer, not 1",
+        ),
+        ({"preset": "cpu:4", "memory_bytes": "8e9"}, "must be a positive integer, not '8e9'"),
+        ({"preset": "cpu:4", "op_overhead_s": 0}, "op_overhead_s must be a positive number, not 0"),
+        ({"preset": "cpu:4", "links": []}, "the outermost link joins 1 of 4 devices"),
+        ({"preset": "cpu:4", "links": "wire"}, "links must be a list"),
+        ({}, "cluster_spec lacks 'device'"),
+        ({k: v for k, v in FULL.items() if k != "devices"}, "cluster_spec lacks 'devices'"),
+        ({**FULL, "devices": True}, "devices must be a positive integer, not True"),
+        ({**FULL, "link": []}, "cluster_spec has no 'link': allowed are device, devices, links"),
+        ({**FULL, "device": 3}, "device must be a mapping, not 3"),
+        ({**FULL, "devices": 6}, "link wire joins 6 devices, which is no multiple of the 4"),
+        ({**FULL, "links": FULL["links"][:1]}, "the outermost link joins 4 of 8 devices"),
+        ({**FULL, "links": [{"name": "wire"}]}, "links lacks 'devices'"),
+        ({**FULL, "links": [{"speed": 3}]}, "links has no 'speed': allowed are name, devices"),
+        (changed(flops_per_s={}), "flops_per_s is empty"),
+        (changed(flops_per_s=1e9), "flops_per_s must map dtype names to rates, not 1000000000.0"),
+        (changed(flops_per_s={"float32": float("nan")}), r"flops_per_s\[float32\] must be a pos"),
+        (changed(memory_bytes_per_s=float("inf")), "memory_bytes_per_s must be a positive number"),
+        (changed(overhead_bytes=-1), "overhead_bytes must be a positive integer, not -1"),
+        (changed(bandwidth=1), "device has no 'bandwidth': allowed are name, backend"),
+        (4, "cluster_spec is int: pass a ClusterSpec"),
+        ("nowhere.yaml", "can't read nowhere.yaml: No such file"),
+    ],
+)
+def test_refused(spec: Any, message: str) -> None:
+    with pytest.raises(AutoparError, match=message):
+        resolve_cluster(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{", "a.json isn't valid"),
+        ("a.yaml", "a: [", "a.yaml isn't valid"),
+        ("a.yaml", "- 1", "a.yaml holds list, not a mapping"),
+    ],
+)
+def test_refused_files(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(AutoparError, match=message):
+        resolve_cluster(tmp_path / name)
+
+
+# ---------------------------------------------------------------- the presets
+
+
+def numbers(data: Any, where: str = "") -> list[tuple[str, Any]]:
+    """Every leaf of a preset that must be a sourced number, with its place."""
+    if isinstance(data, dict) and "value" not in data:
+        return [found for key, value in data.items() for found in numbers(value, f"{where}.{key}")]
+    if isinstance(data, list):
+        return [found for i, value in enumerate(data) for found in numbers(value, f"{where}[{i}]")]
+    named = where.endswith((".name", ".summary", ".date", ".backend", ".devices"))
+    return [] if named else [(where, data)]
+
+
+def test_presets_are_listed() -> None:
+    assert preset_names() == ("a100", "cpu", "h100")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_preset_is_well_formed(name: str) -> None:
+    text = (resources.files("autopar") / "presets" / f"{name}.json").read_text("utf-8")
+    preset = json.loads(text)
+    assert preset["name"] == name
+    found = numbers(preset)
+    assert len(found) >= 8
+    for where, number in found:
+        assert set(number) == {"value", "source", "date", "verified"}, where
+        assert len(number["source"]) > 10, where
+        assert number["date"] <= preset["date"], where
+        assert isinstance(number["verified"], bool), where
+    spec = resolve_cluster(f"{name}:16")
+    assert {"float32", "float64", "bfloat16", "float16"} <= dict(spec.device.flops_per_s).keys()
+    assert 0 <= spec.device.overhead_bytes < spec.device.memory_bytes
+    assert spec.links[-1].devices == 16
