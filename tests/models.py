@@ -70,7 +70,8 @@ def gpt2(dtype: torch.dtype = torch.float64, layers: int = 2, dropout: float = 0
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = GPT2LMHeadModel(config).to(dtype)
+    model: nn.Module = GPT2LMHeadModel(config)
+    model.to(dtype)
     for parameter in model.parameters():  # biases start at zero, norms at one: hide nothing
         nn.init.normal_(parameter, std=0.2)
     ids = torch.randint(0, 64, (8, 16))

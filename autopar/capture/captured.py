@@ -71,6 +71,8 @@ class Capture:
     buffers: Mapping[str, torch.Tensor]
     """Buffers by name with the model's real values (non-persistent ones too); meta where the model
     is on meta."""
+    transient_buffers: frozenset[str]
+    """Buffers that state dicts leave out (`persistent=False`)."""
     batch_leaves: tuple[str, ...]
     batch_spec: Any
     notes: tuple[str, ...] = field(default=())

@@ -55,11 +55,20 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Capture:
         layers=layers,
         params=params,
         buffers=buffers,
+        transient_buffers=_transient_buffers(model),
         batch_leaves=tuple(names),
         batch_spec=tensor_leaves(batch)[2],
         notes=(*notes, *shared, *refused, *causal),
     )
     return replace(result, notes=result.notes + check_gradients(result))
+
+
+def _transient_buffers(model: nn.Module) -> frozenset[str]:
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    )
 
 
 def _params(model: nn.Module) -> tuple[ParamMeta, ...]:

@@ -16,7 +16,7 @@ from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Layout
 from autopar.layouts.typing import input_layout
 
-LINE = 88
+INLINE_LENGTH = 72
 INLINE_KINDS = frozenset({"pointwise", "view", "permute", "reduction"})
 NAMED_OPS = frozenset({"dropout", "clone"})
 
@@ -181,7 +181,7 @@ class Body:
             return True
         if class_of(op_name(user)) == "attention" or op_name(user) in ("split", "chunk"):
             return False
-        return kind in INLINE_KINDS and len(text) <= LINE - 30
+        return kind in INLINE_KINDS and len(text) <= INLINE_LENGTH
 
     def _is_product_for_bias(self, node: torch.fx.Node) -> bool:
         """A contraction whose only use is the add of a bias, with nothing between."""

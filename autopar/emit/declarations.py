@@ -6,6 +6,7 @@ import torch
 
 from autopar.emit.names import Lengths
 from autopar.graph.factors import Cat, DimExpr, Leaf
+from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Layout
 from autopar.mesh import Mesh
@@ -22,6 +23,7 @@ def declaration(
     also: tuple[str, ...] = (),
     buffer: bool = False,
     trainable: bool = True,
+    persistent: bool = True,
 ) -> str:
     """One declare call, whole dims with their splits."""
     words = [f'"{name}"', *(whole_dim(expr, layout, lengths) for expr in dims)]
@@ -33,7 +35,7 @@ def declaration(
     if also:
         words.append(f"also={_tuple(also)}")
     if buffer:
-        words.append("buffer=True")
+        words.append("buffer=True" if persistent else "buffer=True, persistent=False")
     elif not trainable:
         words.append("trainable=False")
     return f"declare(self, {', '.join(words)})"
@@ -64,9 +66,14 @@ def _tuple(words: list[str] | tuple[str, ...]) -> str:
     return f"({inner},)" if len(words) == 1 else f"({inner})"
 
 
-def weight_lines(flow: Flow, lengths: Lengths, names: Mapping[str, tuple[str, ...]]) -> list[str]:
+def weight_lines(
+    flow: Flow,
+    lengths: Lengths,
+    names: Mapping[str, tuple[str, ...]],
+    transient: frozenset[str],
+) -> list[str]:
     """The declare lines of a block's parameters and buffers. `names`: placeholder → the names
-    (own first) relative to the block."""
+    (own first) relative to the block; `transient`: buffers that state dicts leave out."""
     captured, out = flow.block.captured, []
     for node in flow.block.graph.nodes:
         if node.op != "placeholder" or not (
@@ -86,6 +93,29 @@ def weight_lines(flow: Flow, lengths: Lengths, names: Mapping[str, tuple[str, ..
                 also=tuple(also),
                 buffer=node.name in captured.buffers,
                 trainable=value.needs_grad,
+                persistent=own not in transient,
             )
         )
+    return out
+
+
+def unused_lines(model: ModelGraph) -> list[str]:
+    """The declare lines of weights that no graph reads."""
+    capture, out = model.capture, []
+    for name in model.unused_weights():
+        buffer = capture.buffers.get(name)
+        if buffer is None:
+            param = model.param(name)
+            words = [f'"{name}"', *map(str, param.shape)]
+            if param.dtype != torch.float32:
+                words.append(f"dtype={param.dtype}")
+            if len(param.names) > 1:
+                words.append(f"also={_tuple(param.names[1:])}")
+            if not param.trainable:
+                words.append("trainable=False")
+        else:
+            words = [f'"{name}"', *map(str, buffer.shape), f"dtype={buffer.dtype}", "buffer=True"]
+            if name in capture.transient_buffers:
+                words.append("persistent=False")
+        out.append(f"declare(self, {', '.join(words)})")
     return out

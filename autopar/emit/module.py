@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch.fx
 
 from autopar.emit.body import Body
-from autopar.emit.declarations import weight_lines
+from autopar.emit.declarations import unused_lines, weight_lines
 from autopar.emit.names import Lengths, Names, reserved_names
 from autopar.emit.root import RootBody
 from autopar.emit.text import wrapped
@@ -41,10 +41,7 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
     """The source of a training module. `summary`: lines for its docstring."""
     lengths = Lengths(program.setting)
     classes = variants(program)
-    bodies = [
-        _block_class(program.flows[paths[0]], name, paths, lengths)
-        for name, paths in classes.items()
-    ]
+    bodies = [_block_class(program, name, paths, lengths) for name, paths in classes.items()]
     root = _root_class(program, classes, lengths)
     code = "\n\n\n".join("\n".join(lines) for lines in [*bodies, root])
     facts = "\n".join(_facts(program))
@@ -79,8 +76,14 @@ def variants(program: Program) -> Mapping[str, tuple[str, ...]]:
     return {names.fresh(block.name): tuple(paths) for block, paths in found.values()}
 
 
-def _block_class(flow: Flow, name: str, paths: tuple[str, ...], lengths: Lengths) -> list[str]:
-    block = flow.block
+def _block_class(
+    program: Program, name: str, paths: tuple[str, ...], lengths: Lengths
+) -> list[str]:
+    flow = program.flows[paths[0]]
+    block, prefix = flow.block, f"{paths[0]}."
+    transient = frozenset(
+        name.removeprefix(prefix) for name in program.model.capture.transient_buffers
+    )
     names = Names(reserved_names(block, flow.setting, RUNTIME))
     body = Body(flow, names, lengths)
     arguments = _place_inputs(body, block.inputs(), block.inputs())
@@ -92,7 +95,7 @@ def _block_class(flow: Flow, name: str, paths: tuple[str, ...], lengths: Lengths
         node: (own,) for node, own in {**block.params, **block.captured.buffers}.items()
     }
     lines = [f"class {name}(Container):", f'    """{_span(paths)}"""', ""]
-    lines += _init(weight_lines(flow, lengths, weights), [])
+    lines += _init(weight_lines(flow, lengths, weights, transient), [])
     lines += ["", f"    def forward(self, {', '.join(arguments)}):"]
     for line in body.lines:
         lines += wrapped(line, 8)
@@ -119,7 +122,9 @@ def _root_class(
     tied = {p.names[0]: p.names for p in capture.params}
     weights = {n: tied[own] for n, own in block.params.items()}
     weights |= {n: (own,) for n, own in block.captured.buffers.items()}
-    lines += _init(weight_lines(flow, lengths, weights), _layer_lines(program, class_of_path))
+    declared = weight_lines(flow, lengths, weights, capture.transient_buffers)
+    after = [*_layer_lines(program, class_of_path), *unused_lines(program.model)]
+    lines += _init(declared, after)
     lines += _shard_method(program)
     lines += _counts_method(flow, lengths, arguments)
     lines += ["", f"    def forward(self, {', '.join([*arguments, 'counts'])}):"]
@@ -188,9 +193,9 @@ def _shard_method(program: Program) -> list[str]:
         for candidate in program.choices[path].values():
             for name, axes in sharded_params(candidate).items():
                 by_axes.setdefault(axes, []).append(name)
-        for axes, sharded in by_axes.items():
+        for axes, found in by_axes.items():
             container = path.rpartition(".")[0]
-            groups.setdefault((container, axes, tuple(sorted(sharded))), []).append(path)
+            groups.setdefault((container, axes, tuple(sorted(found))), []).append(path)
     if not groups:
         return []
     lines = ["", "    def shard(self):"]
@@ -286,7 +291,7 @@ def _leaf_names(flow: Flow, name: str) -> set[str]:
 
 
 def _strings(words: Iterable[str]) -> str:
-    items = [f'"{word}"' for word in words]
+    items = tuple(f'"{word}"' for word in words)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 

@@ -57,6 +57,8 @@ def wish(node: torch.fx.Node) -> str:
     if letter:
         return letter
     kind, leaf = class_of(op_name(node)), module_path(node).rpartition(".")[2]
+    if op_name(node) == "add" and (product := biased_product(node)) is not None:
+        return wish(product)
     if kind in ("contraction", "normalisation", "embedding") and leaf and not leaf.isdigit():
         return leaf
     if kind in ("view", "permute", "concat_split", "getitem") and node.args:
@@ -64,6 +66,18 @@ def wish(node: torch.fx.Node) -> str:
         if isinstance(source, torch.fx.Node) and source.op == "call_function":
             return wish(source)
     return SHORT.get(op_name(node), op_name(node))
+
+
+def biased_product(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The contraction that an add gives its bias to, or None for another add."""
+    args = arguments(node)
+    product, bias = args["self"], args["other"]
+    if not (isinstance(product, torch.fx.Node) and isinstance(bias, torch.fx.Node)):
+        return None
+    if product.op != "call_function" or class_of(op_name(product)) != "contraction":
+        return None
+    is_bias = bias.op == "placeholder" and bias.meta["val"].dim() == 1
+    return product if is_bias else None
 
 
 class Lengths:

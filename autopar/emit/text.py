@@ -18,6 +18,9 @@ def wrapped(line: str, indent: int) -> list[str]:
         return [margin + line]
     out = [f"{margin}# {comment}"] if comment else []
     out.append(f"{margin}{head}(")
+    together = f"{margin}    {', '.join(arguments)}"
+    if len(together) <= LIMIT:
+        return [*out, together, f"{margin}){tail}"]
     for argument in arguments:
         out += wrapped(f"{argument},", indent + 4)
     out.append(f"{margin}){tail}")

@@ -1,5 +1,6 @@
 """Capture → ModelGraph: named dims over all blocks at once, regions within each."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch.fx
@@ -87,15 +88,22 @@ def _name_leaves(
         for internal in found.internal:
             for leaf in internal.leaves:
                 leaf.hint = leaf.hint or internal.role
+    inside = {leaf for found in regions for internal in found.internal for leaf in internal.leaves}
+    for leaf in _all_leaves(graphs, dims):
+        if not leaf.name:
+            stem = leaf.hint or f"dim_{leaf.size}"
+            if stem == "vocab" and leaf not in inside:
+                stem = "rows"  # a table that isn't over a vocabulary
+            taken[stem] = taken.get(stem, 0) + 1
+            leaf.name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
+
+
+def _all_leaves(graphs: list[torch.fx.Graph], dims: list[BlockDims]) -> Iterator[Factor]:
     for graph, known in zip(graphs, dims, strict=True):
         for node in graph.nodes:
             for tensor in known.dims.get(node, ()):
                 for dim in tensor:
-                    for leaf in leaves(dim):
-                        if not leaf.name:
-                            stem = leaf.hint or f"dim_{leaf.size}"
-                            taken[stem] = taken.get(stem, 0) + 1
-                            leaf.name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
+                    yield from leaves(dim)
 
 
 def _block(

@@ -132,6 +132,15 @@ class ModelGraph:
         """A parameter by its full name."""
         return next(p for p in self.capture.params if name in p.names)
 
+    def unused_weights(self) -> tuple[str, ...]:
+        """Parameters and buffers that no graph reads: they are kept, whole, and never change."""
+        used: set[str] = set()
+        for path, block in self.instances():
+            for name in (*block.params.values(), *block.captured.buffers.values()):
+                used.add(f"{path}.{name}" if path else name)
+        params = [p.names[0] for p in self.capture.params if not used & set(p.names)]
+        return (*params, *(name for name in self.capture.buffers if name not in used))
+
     @property
     def has_dropout(self) -> bool:
         """Whether some op drops at random in training."""

@@ -135,6 +135,8 @@ def attention(node: torch.fx.Node, known: Known) -> OpDims:
         unify(mine, theirs)
     unify(q[-1], k[-1])
     set_hint(q[-1], "head_dim")
+    if size(q[-1]) == size(v[-1]):
+        unify(q[-1], v[-1])  # one name for both; each must stay whole anyway
     set_hint(v[-1], "head_dim")
     set_hint(q[-2], "sequence")
     set_hint(k[-2], "sequence")
