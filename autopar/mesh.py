@@ -1,7 +1,6 @@
 """The mesh: named axes over ranks, and the ordered axes that a dim is split over."""
 
 import math
-import re
 from dataclasses import dataclass
 
 
@@ -20,6 +19,12 @@ class AxisPart:
     def index(self, coordinate: int) -> int:
         """This part's index for a rank whose coordinate on the axis is `coordinate`."""
         return coordinate // self.stride % self.size
+
+
+def overlap(one: AxisPart, other: AxisPart) -> bool:
+    """Whether two parts share a factor of one axis."""
+    first, second = sorted((one, other), key=lambda part: part.stride)
+    return one.axis == other.axis and first.stride * first.size > second.stride
 
 
 Split = tuple[AxisPart, ...]
@@ -58,20 +63,6 @@ class Mesh:
     def coordinate(self, rank: int) -> dict[str, int]:
         """Where a rank lies, by axis."""
         return {name: rank // self.stride(name) % size for name, size in self.axes}
-
-    def part_name(self, part: AxisPart) -> str:
-        """A part as text: "tp" for a whole axis, "tp[2@4]" for a factor of size 2, stride 4."""
-        whole = part == AxisPart(part.axis, self.size(part.axis))
-        return part.axis if whole else f"{part.axis}[{part.size}@{part.stride}]"
-
-    def parse_part(self, text: str) -> AxisPart:
-        """The part that `part_name` wrote. Errors: ValueError for anything else."""
-        match = re.fullmatch(r"(\w+?)(?:\[(\d+)@(\d+)\])?", text)
-        if match is None or match[1] not in dict(self.axes):
-            raise ValueError(f"{text!r} names no axis of the mesh {self}")
-        if match[2] is None:
-            return self.part(match[1])
-        return AxisPart(match[1], int(match[2]), int(match[3]))
 
     def __str__(self) -> str:
         return " · ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "one device"

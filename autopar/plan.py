@@ -113,6 +113,9 @@ class Plan:
     cluster: Mapping[str, pydantic.JsonValue]
     memory_limit_bytes: int
     axes: Mapping[str, int]
+    mesh: Mapping[str, int]
+    """The axes that the program runs on, outermost first: `axes`, or the factors of those that a
+    strategy cuts (tp into tp_0 and tp_1). Splits and collectives name these."""
     data_axes: tuple[str, ...]
     batch_size: int
     tokens: int

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Phase = Literal["forward", "backward", "grad_sync", "optimizer"]
-Role = Literal["batch", "sequence", "hidden", "heads", "ffn", "vocab", "other"]
+Role = Literal["batch", "sequence", "hidden", "heads", "query_group", "ffn", "vocab", "other"]
 Option = str | int | float | bool | None
 
 

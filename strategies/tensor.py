@@ -1,10 +1,20 @@
 """Tensor parallelism: every rank along tp takes some of a region's heads or ffn channels."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.plugin import AxisSpec, Candidate, Mesh, Refusal, Region, Strategy
+from autopar.plugin import (
+    AxisPart,
+    AxisSpec,
+    Candidate,
+    Dim,
+    Mesh,
+    Refusal,
+    Region,
+    Strategy,
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +47,27 @@ class Tensor(Strategy):
                 yield Refusal(f"region {region.name}: {dim.name} can't be split: {dim.blocked}")
             elif candidate.split(dim.name):
                 yield Refusal(f"region {region.name}: {dim.name} is already split")
-            elif dim.size % size:
-                yield Refusal(
-                    f"region {region.name}: {dim.name} = {dim.size} isn't divisible by tp = {size}"
-                )
-            else:
+            elif dim.size % size == 0:
                 yield candidate.with_split(self.name, dim.name, (mesh.part("tp"),))
+            else:
+                yield self._over_groups(candidate, region, dim, size)
+
+    def _over_groups(
+        self, candidate: Candidate, region: Region, heads: Dim, size: int
+    ) -> Candidate | Refusal:
+        """Grouped-query attention with tp above the number of kv heads: the outer factor of tp
+        splits the kv heads, the inner one the queries that share a kv head (which is replicated
+        there, its gradient summed over that factor)."""
+        outer = math.gcd(heads.size, size)
+        inner = size // outer
+        groups = region.dim("query_group") if heads.role == "heads" else None
+        if groups is None or groups.blocked or groups.size % inner:
+            shared = f", nor {groups.name} = {groups.size} by the rest, {inner}" if groups else ""
+            return Refusal(
+                f"region {region.name}: {heads.name} = {heads.size} isn't divisible by "
+                f"tp = {size}{shared}"
+            )
+        split = candidate.with_split(self.name, groups.name, (AxisPart("tp", inner, 1),))
+        if outer == 1:
+            return split
+        return split.with_split(self.name, heads.name, (AxisPart("tp", outer, inner),))

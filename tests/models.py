@@ -74,14 +74,42 @@ def gpt2(dtype: torch.dtype = torch.float64, layers: int = 2, dropout: float = 0
     model.to(dtype)
     for parameter in model.parameters():  # biases start at zero, norms at one: hide nothing
         nn.init.normal_(parameter, std=0.2)
+    return Job(model, _language_batch(), None)
+
+
+def _language_batch() -> dict[str, torch.Tensor]:
     ids = torch.randint(0, 64, (8, 16))
     labels = ids.clone()
     for sample, ignored in enumerate((0, 3, 15, 9, 1, 0, 12, 14)):
         labels[sample, :ignored] = -100
-    return Job(model, {"input_ids": ids, "labels": labels}, None)
+    return {"input_ids": ids, "labels": labels}
 
 
-MODELS: dict[str, Callable[[], Job]] = {"gpt2": gpt2, "mlp": classifier}
+def llama(dtype: torch.dtype = torch.float64, kv_heads: int = 2) -> Job:
+    """Llama with grouped-query attention: 4 heads over 2 kv heads."""
+    from transformers import LlamaConfig, LlamaForCausalLM, logging
+
+    logging.set_verbosity_error()
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=32,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model: nn.Module = LlamaForCausalLM(config)
+    model.to(dtype)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return Job(model, _language_batch(), None)
+
+
+MODELS: dict[str, Callable[[], Job]] = {"gpt2": gpt2, "llama": llama, "mlp": classifier}
 
 
 @contextlib.contextmanager

@@ -106,7 +106,8 @@ class Body:
             for step in self.flow.conversions[name, need]:
                 self.used_functions.add(step.function)
                 where = f"dim={step.dim}, " if step.dim is not None else ""
-                axis = f'axis=self.mesh["{step.part.axis}"]'
+                axes = ", ".join(f'"{part.axis}"' for part in step.parts)
+                axis = f"axis=self.mesh[{axes}]"
                 text = f"{step.function}({text}, {where}{axis})"
             if self.flow.conversions[name, need]:
                 variable = self.names.fresh(f"{stem}_{_suffix(self.flow, name, need)}")
@@ -174,11 +175,11 @@ class Body:
         (user,) = users
         if user.op != "call_function" or self.flow.need(user, node.name) != self.made(node.name):
             return False
+        if self._is_product_for_bias(node):  # also into the next region: else it runs twice
+            return True
         ops = self.block.ops
         if ops[user.name].region != ops[node.name].region and ops[user.name].region is not None:
             return False
-        if self._is_product_for_bias(node):
-            return True
         if class_of(op_name(user)) == "attention" or op_name(user) in ("split", "chunk"):
             return False
         return kind in INLINE_KINDS and len(text) <= INLINE_LENGTH

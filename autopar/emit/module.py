@@ -276,6 +276,7 @@ def _facts(program: Program) -> list[str]:
         f"MICROBATCHES = {setting.microbatches}",
         f"DATA_AXES = {_strings(data)}",
         f"LOSS_SUMS = {_strings(sums)}",
+        *_groups(program),
         "INPUTS = (",
     ]
     for placeholder, leaf in zip(block.inputs(), capture.batch_leaves, strict=True):
@@ -284,6 +285,20 @@ def _facts(program: Program) -> list[str]:
         split = "batch" in _leaf_names(flow, placeholder)
         lines.append(f'    ("{leaf}", {shape_of(node)!r}, "{dtype}", {split}),')
     return [*lines, ")"]
+
+
+def _groups(program: Program) -> list[str]:
+    """Sets of several axes that the forward communicates over, if there are any."""
+    found = {
+        tuple(part.axis for part in step.parts)
+        for flow in program.flows.values()
+        for steps in flow.conversions.values()
+        for step in steps
+        if len(step.parts) > 1
+    }
+    if not found:
+        return []
+    return [f"GROUPS = ({', '.join(_strings(axes) for axes in sorted(found))},)"]
 
 
 def _leaf_names(flow: Flow, name: str) -> set[str]:

@@ -127,10 +127,11 @@ def attention(node: torch.fx.Node, known: Known) -> OpDims:
     if size(q[-3]) != size(k[-3]):
         groups, rest = split_minor(q[-3], size(q[-3]) // size(k[-3]))
         unify(groups, k[-3])
-        set_hint(rest, "q_group")
+        set_hint(rest, "query_group")
+        set_hint(k[-3], "heads")
     else:
         unify(q[-3], k[-3])
-    set_hint(k[-3], "heads")
+        _name_heads(q[-3])
     for mine, theirs in zip(k[:-1], v[:-1], strict=True):
         unify(mine, theirs)
     unify(q[-1], k[-1])
@@ -151,6 +152,14 @@ def attention(node: torch.fx.Node, known: Known) -> OpDims:
         [[*q[:-1], v[-1]]],
         blocked=[(q[-2], whole), (k[-2], whole), (q[-1], inner), (v[-1], inner)],
     )
+
+
+def _name_heads(dim: Product) -> None:
+    """Heads, or kv heads times the queries that share one (keys repeated by an expand)."""
+    factors = resolve(dim)
+    set_hint(factors[:1], "heads")
+    if len(factors) == 2:
+        set_hint(factors[1:], "query_group")
 
 
 def embedding(node: torch.fx.Node, known: Known) -> OpDims:

@@ -20,6 +20,7 @@ from autopar.graph.model_graph import Value
 from autopar.layouts.layout import Layout, Setting, major_dim, names
 from autopar.mesh import AxisPart, Split
 
+GATHERS = frozenset({"all_gather", "unshard"})
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 FORWARD: dict[str, CollectiveOp] = {
@@ -40,12 +41,12 @@ BACKWARD: dict[str, CollectiveOp] = {
 
 @dataclass(frozen=True)
 class Step:
-    """One runtime call: its function, the tensor dim it works along (None: none), its axis part,
-    and its collectives with bytes per rank (the larger of input and output)."""
+    """One runtime call: its function, the tensor dim it works along (None: none), its axes in mesh
+    order, and its collectives with bytes per rank (the larger of input and output)."""
 
     function: str
     dim: int | None
-    part: AxisPart
+    parts: Split
     forward: tuple[CollectiveOp, int] | None
     backward: tuple[CollectiveOp, int] | None
 
@@ -65,7 +66,7 @@ def convert(value: Value, made: Layout, needed: Layout, setting: Setting) -> tup
     walk.slice()
     walk.relabel()
     assert walk.now == needed, (walk.now, needed)
-    return tuple(walk.steps)
+    return tuple(_joined(walk.steps, setting))
 
 
 class _Walk:
@@ -146,7 +147,7 @@ class _Walk:
             Step(
                 function,
                 dim,
-                part,
+                (part,),
                 (forward, size) if forward else None,
                 (backward, size) if backward and self.value.needs_grad else None,
             )
@@ -155,6 +156,30 @@ class _Walk:
 
     def _bytes(self, layout: Layout) -> int:
         return self.setting.local_numel(self.value.dims, layout) * self.value.item_bytes
+
+
+def _joined(steps: list[Step], setting: Setting) -> list[Step]:
+    """Neighbouring steps of one kind over several axes are one collective over all of them."""
+    order = [axis for axis, _ in setting.mesh.axes]
+    out: list[Step] = []
+    for step in steps:
+        last = out[-1] if out else None
+        if last is None or (last.function, last.dim) != (step.function, step.dim):
+            out.append(step)
+            continue
+        # Gathers go from the innermost axis outwards, all else inwards.
+        inwards = (*last.parts, *step.parts)
+        parts = (*step.parts, *last.parts) if step.function in GATHERS else inwards
+        places = [order.index(part.axis) for part in parts]
+        if places != sorted(places):
+            if step.dim is not None:
+                out.append(step)
+                continue
+            parts = tuple(sorted(parts, key=lambda part: order.index(part.axis)))
+        forward = max(last.forward, step.forward) if last.forward and step.forward else None
+        backward = max(last.backward, step.backward) if last.backward and step.backward else None
+        out[-1] = Step(step.function, step.dim, parts, forward, backward)
+    return out
 
 
 def _ordered(parts: frozenset[AxisPart]) -> list[AxisPart]:

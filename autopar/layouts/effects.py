@@ -185,7 +185,7 @@ def step_effects(steps: tuple[Step, ...], what: str) -> Iterator[Collective]:
         )
         for phase, found in directions:
             if found is not None:
-                yield Collective(found[0], found[1], (step.part,), phase, "microbatch", what)  # type: ignore[arg-type]
+                yield Collective(found[0], found[1], step.parts, phase, "microbatch", what)  # type: ignore[arg-type]
 
 
 def padded_bytes(shape: tuple[int, ...], item_bytes: int, pieces: int) -> int:

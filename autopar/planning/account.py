@@ -18,6 +18,7 @@ from autopar.planning.region_effects import (
     input_effects,
     one_param,
     scalar_collectives,
+    unused_effects,
 )
 from autopar.plugin import Collective, Compute, Effect, Resident
 
@@ -71,6 +72,8 @@ def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str,
         flow = program.flows[path]
         for effect in instance_effects(block, flow, program.choices[path], setting, state_ratio):
             yield path, effect
+    for effect in unused_effects(program.model):
+        yield "", effect
     skeleton = program.flows[""]
     (loss,) = skeleton.block.outputs()
     sums = tuple(part.axis for part in skeleton.made[loss.name].partial)

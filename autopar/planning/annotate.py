@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import Block
 from autopar.layouts.layout import Setting
-from autopar.mesh import split_size
+from autopar.mesh import AxisPart, overlap, split_size
 from autopar.planning.pins import StrategyPin
 from autopar.plugin import Candidate, Refusal, Region, Strategy
 
@@ -85,7 +85,7 @@ def _check(candidate: Candidate, region: Region, strategy: Strategy, setting: Se
     dims = {dim.name: dim for dim in region.dims}
     params = {param.name for param in region.params}
     faults = []
-    used: list[str] = []
+    used: list[AxisPart] = []
     for name, split in candidate.splits:
         if name not in dims:
             faults.append(f"splits {name!r}, which the region doesn't have")
@@ -93,10 +93,16 @@ def _check(candidate: Candidate, region: Region, strategy: Strategy, setting: Se
             faults.append(f"splits {name!r}: {dims[name].blocked}")
         elif dims[name].size % split_size(split):
             faults.append(f"splits {name!r} = {dims[name].size} into {split_size(split)} pieces")
-        used += [part.axis for part in split]
+        used += split
     known = {axis for axis, _ in setting.mesh.axes}
-    faults += [f"uses the axis {a!r}, which the mesh doesn't have" for a in set(used) - known]
-    faults += [f"uses the axis {a!r} twice" for a in set(used) if used.count(a) > 1]
+    unknown = sorted({part.axis for part in used} - known)
+    faults += [f"uses the axis {axis!r}, which the mesh doesn't have" for axis in unknown]
+    faults += [
+        f"uses the axis {one.axis!r} twice"
+        for i, one in enumerate(used)
+        for other in used[:i]
+        if overlap(one, other)
+    ]
     faults += [
         f"plans the parameter {name!r}, which isn't the region's"
         for name, _ in candidate.params

@@ -1,11 +1,10 @@
 """Search result → Plan: the decisions by region, the figures, the certificate."""
 
-import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping
 
-from autopar.cluster import ClusterSpec
+from autopar.batch_spec import BatchSpec
+from autopar.cluster import ClusterSpec, describe_cluster
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.program import Program
 from autopar.mesh import Split
@@ -28,6 +27,7 @@ def decide(
     found: Found,
     cluster: ClusterSpec,
     options: SearchOptions,
+    batch: BatchSpec,
     assumptions: tuple[str, ...],
 ) -> Plan:
     """The plan of a finished search."""
@@ -37,16 +37,15 @@ def decide(
     notes = assumptions + model.capture.notes
     if found.inseparable is not None:
         notes += (f"only one microbatch: {found.inseparable}",)
-    opaque = tuple(
-        f"{block.name}: {reason}" for block in model.blocks for reason in block.opaque.values()
-    )
     return Plan(
         format=1,
         model=model_id(model),
-        cluster=json.loads(json.dumps(dataclasses.asdict(cluster))),
+        cluster=describe_cluster(cluster),
         memory_limit_bytes=options.limit_bytes,
-        axes=dict(setting.mesh.axes),
+        axes=dict(found.winner.asked.mesh.axes),
+        mesh=dict(setting.mesh.axes),
         data_axes=tuple(part.axis for part in setting.data),
+        batch=batch,
         batch_size=model.batch_size,
         tokens=tokens,
         microbatches=setting.microbatches,
@@ -56,7 +55,14 @@ def decide(
         certificate=_certificate(found, options, books),
         alternatives=_alternatives(found),
         assumptions=notes,
-        opaque=opaque,
+        opaque=opaque_ops(model),
+    )
+
+
+def opaque_ops(model: ModelGraph) -> tuple[str, ...]:
+    """What can't be analysed and is only replicated, and why."""
+    return tuple(
+        f"{block.name}: {reason}" for block in model.blocks for reason in block.opaque.values()
     )
 
 
@@ -96,10 +102,9 @@ def model_id(model: ModelGraph) -> ModelId:
 
 def region_choices(program: Program) -> tuple[RegionChoice, ...]:
     """Equal choices of one region joined over layers, in model order."""
-    mesh = program.setting.mesh
 
     def axes(split: Split) -> tuple[str, ...]:
-        return tuple(mesh.part_name(part) for part in split)
+        return tuple(part.axis for part in split)
 
     joined: dict[tuple[int, str, Candidate], list[str]] = {}
     for path, block in program.model.instances():
@@ -140,7 +145,7 @@ def _alternatives(found: Found) -> tuple[Alternative, ...]:
     """The best of every other setting, fastest first; then those without one, and why."""
     out = []
     for tried in found.tried:
-        if tried.outer.setting == found.program.setting:
+        if tried.outer is found.winner:
             continue
         out.append(_alternative(tried))
     out.sort(key=lambda a: (a.step_s is None, a.step_s or a.bound_s or 0.0))
@@ -156,7 +161,7 @@ def _mesh(axes: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
 
 
 def _alternative(tried: Tried) -> Alternative:
-    setting, result = tried.outer.setting, tried.result
+    setting, result = tried.outer.asked, tried.result
     mesh = _mesh(setting.mesh.axes)
     if isinstance(result, Solution):
         return Alternative(mesh, setting.microbatches, result.seconds, result.bound_seconds, "")

@@ -33,11 +33,27 @@ mixes choices, and branching on one layer's x only moves the mixture to the next
 on how many layers take a choice, or a pair of layouts, moves the bound.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from autopar.errors import AutoparError
-from autopar.planning.problem import Edge, Infeasible, PlanningProblem, Solution
+from autopar.planning.problem import Edge, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.rows import Kept, Rows, build, cut_off, limit_memory, linear
-from autopar.planning.scale import Scale, choose_scale
-from autopar.planning.solvers import Outcome, run
+from autopar.planning.scale import choose_scale
+from autopar.planning.solvers import run
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The arguments of one `solve`, and the choices that presolve keeps."""
+
+    problem: PlanningProblem
+    kept: Kept
+    solver: str
+    gap: float
+    time_limit_s: float | None
+    cutoff_s: float | None
 
 
 def solve(
@@ -50,57 +66,89 @@ def solve(
 ) -> Solution | Infeasible:
     """The choices with the least seconds within the memory limit.
 
-    `solver`: "highs" or "cbc". `gap`: seconds − bound_seconds <= gap · seconds, unless the time
-    limit stops the solver before. `cutoff_s`: plans at or above it are of no interest; where none
-    is below it, the answer is Infeasible with `short_bytes` 0.
+    `solver`: "highs" or "cbc". `gap`: seconds − bound_seconds <= gap · seconds, where no choice is
+    faster than `bound_seconds`. `cutoff_s`: slower choices are of no interest; if all that fit are
+    slower, the answer is Infeasible with `short_bytes` 0. `time_limit_s`, for each run of the
+    solver, may leave a wider gap, or where nothing was found the choice with the least memory;
+    without it, the same problem has the same answer.
 
-    Deterministic as long as no time limit strikes. Errors: AutoparError for an unknown solver, and
-    where the time limit leaves neither a plan nor a proof that there is none.
+    `bound_seconds` and `short_bytes` are exact up to the solvers' arithmetic (1e-9, relative).
+    Errors: AutoparError for an unknown solver, and where the time limit leaves neither a choice
+    that fits nor a proof that there is none.
     """
-    kept, scale = undominated(problem), choose_scale(problem)
-    rows = build(problem, kept, scale, "fastest")
-    limit_memory(rows, problem.limit_bytes - problem.base_bytes)
-    if cutoff_s is not None:
-        cut_off(rows, cutoff_s)
-    rows.programme.setObjective(linear(rows.seconds))
-    outcome = run(rows.programme, solver, gap, 0.0, time_limit_s)
-    if outcome.has_values:
-        found = _solution(problem, _taken(rows), outcome.bound / scale.per_second)
-        if found.memory_bytes <= problem.limit_bytes:
-            return found
-    return _smallest(problem, kept, scale, solver, time_limit_s, outcome)
+    check(problem)
+    task = _Task(problem, undominated(problem), solver, gap, time_limit_s, cutoff_s)
+    found, bound_s = _fastest(task)
+    return found or _smallest(task, bound_s)
 
 
-def _smallest(problem: PlanningProblem, kept: Kept, scale: Scale, solver: str, time_limit_s: float | None, fastest: Outcome) -> Solution | Infeasible:
-    """No plan was found: how much memory is missing."""
-    rows = build(problem, kept, scale, "smallest")
+def _fastest(task: _Task) -> tuple[Solution | None, float]:
+    """The best choice that fits, and the bound in seconds: inf where nothing fits."""
+    scale = choose_scale(task.problem)
+    least_s = task.problem.base_seconds
+    least_s += sum(min(c.seconds for c in slot.choices) for slot in task.problem.slots)
+    bound_s, spare_bytes = None, 0
+    while True:
+        rows = build(task.problem, task.kept, scale, "fastest")
+        limit_memory(rows, task.problem.limit_bytes - task.problem.base_bytes - spare_bytes)
+        if task.cutoff_s is not None:
+            cut_off(rows, task.cutoff_s)
+        rows.programme.setObjective(linear(rows.seconds))
+        outcome = run(rows.programme, task.solver, gap=task.gap, time_limit_s=task.time_limit_s)
+        if bound_s is None:
+            bound_s = max(least_s, outcome.bound / scale.per_second)
+        if not outcome.has_values:
+            return None, bound_s
+        found = _solution(task.problem, rows, bound_s)
+        over_bytes = found.memory_bytes - task.problem.limit_bytes
+        if over_bytes <= 0:
+            return found, bound_s
+        # An x within the solver's tolerance of an integer hid these bytes. The first bound stays.
+        spare_bytes += over_bytes
+
+
+def _smallest(task: _Task, bound_s: float) -> Solution | Infeasible:
+    """The answer where no choice was found that fits: look for the one with the least memory."""
+    problem, scale = task.problem, choose_scale(task.problem)
+    rows = build(problem, task.kept, scale, "smallest")
     rows.programme.setObjective(linear(rows.memory))
-    outcome = run(rows.programme, solver, 0.0, 0.5 * scale.per_grain, time_limit_s)
+    half_grain = scale.per_grain / 2
+    outcome = run(
+        rows.programme, task.solver, gap=0.0, gap_abs=half_grain, time_limit_s=task.time_limit_s
+    )
     if outcome.status == "infeasible":
         return Infeasible(0, impossible=True)
-    assert outcome.has_values
-    least = _solution(problem, _taken(rows), fastest.bound / scale.per_second)
-    return Infeasible(max(0, least.memory_bytes - problem.limit_bytes))
+    if outcome.has_values:
+        least = _solution(problem, rows, bound_s)
+        short_bytes = least.memory_bytes - problem.limit_bytes
+        if short_bytes <= 0 and bound_s == math.inf:
+            assert task.cutoff_s is not None, "the memory row excludes a choice that fits"
+            return Infeasible(0)
+        if short_bytes <= 0:
+            return least
+        if outcome.status == "solved":
+            return Infeasible(short_bytes)
+    raise AutoparError(
+        f"{task.time_limit_s} s were too short to find out whether {len(problem.slots)} regions "
+        f"fit into {problem.limit_bytes:,} bytes: raise time_limit_s"
+    )
 
 
-def _taken(rows: Rows) -> dict[int, int]:
-    return {s: c for (s, c), x in rows.chosen.items() if (x.varValue or 0.0) > 0.5}
-
-
-def _solution(problem: PlanningProblem, taken: dict[int, int], bound_s: float) -> Solution:
+def _solution(problem: PlanningProblem, rows: Rows, bound_s: float) -> Solution:
+    taken = {s: c for (s, c), x in rows.chosen.items() if x.varValue > 0.5}
     choices = tuple(taken[s] for s in range(len(problem.slots)))
     cost = evaluate(problem, choices)
-    assert cost is not None, "the programme has no forbidden pair"
+    assert cost is not None, "the programme has no flow on a forbidden pair"
     return Solution(choices, *cost, min(bound_s, cost[0]))
 
 
-def evaluate(problem: PlanningProblem, choices: tuple[int, ...]) -> tuple[float, int] | None:
+def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] | None:
     """Seconds and bytes of one choice per slot, or None where a forbidden pair occurs."""
     taken = [slot.choices[c] for slot, c in zip(problem.slots, choices, strict=True)]
     seconds = problem.base_seconds + sum(choice.seconds for choice in taken)
     memory_bytes = problem.base_bytes + sum(choice.resident_bytes for choice in taken)
     for edge in problem.edges:
-        for made, needed in sorted(_pairs(edge, choices)):
+        for made, needed in sorted(_conversions(edge, choices)):
             conversion_s = edge.seconds[made][needed]
             if conversion_s is None:
                 return None
@@ -112,24 +160,46 @@ def evaluate(problem: PlanningProblem, choices: tuple[int, ...]) -> tuple[float,
     return seconds, memory_bytes + max(groups.values(), default=0)
 
 
-def _pairs(edge: Edge, choices: tuple[int, ...]) -> set[tuple[int, int]]:
+def _conversions(edge: Edge, choices: Sequence[int]) -> set[tuple[int, int]]:
     made = edge.source.layouts[choices[edge.source.slot]]
-    needed = {use.layouts[choices[use.slot]] for use in edge.uses}
+    needed = [use.layouts[choices[use.slot]] for use in edge.uses]
     return {(made, n) for n in needed if made is not None and n is not None}
 
 
 def undominated(problem: PlanningProblem) -> Kept:
-    """Per slot, the choices that no other one replaces: same layouts on all edges, and no more
-    seconds, resident or transient bytes. Of equal ones the first stays. No optimum is lost."""
+    """Per slot the choices that no other can replace: one with the same layouts on every edge and
+    no more seconds, resident or transient bytes. Of equals the first stays; no optimum is lost."""
     layouts: list[list[tuple[int | None, ...]]] = [[] for _ in problem.slots]
     for edge in problem.edges:
         for use in (edge.source, *edge.uses):
             layouts[use.slot].append(use.layouts)
-    kept = []
-    for slot, columns in zip(problem.slots, layouts, strict=True):
-        costs = [(c.seconds, c.resident_bytes, c.transient_bytes) for c in slot.choices]
-        seen = [tuple(column[c] for column in columns) for c in range(len(costs))]
-        def better(d, c):
-            return seen[d] == seen[c] and all(a <= b for a, b in zip(costs[d], costs[c])) and (costs[d] != costs[c] or d < c)
-        kept.append(tuple(c for c in range(len(costs)) if not any(better(d, c) for d in range(len(costs)))))
-    return tuple(kept)
+    return tuple(map(_undominated, problem.slots, layouts))
+
+
+def _undominated(slot: Slot, layouts: list[tuple[int | None, ...]]) -> tuple[int, ...]:
+    kept: list[int] = []
+    costs = [(c.seconds, c.resident_bytes, c.transient_bytes) for c in slot.choices]
+    # In this order a choice can only be replaced by one before it.
+    for c in sorted(range(len(costs)), key=lambda c: (costs[c], c)):
+        replaced = any(
+            all(row[k] == row[c] for row in layouts)
+            and all(a <= b for a, b in zip(costs[k], costs[c], strict=True))
+            for k in kept
+        )
+        if not replaced:
+            kept.append(c)
+    return tuple(sorted(kept))
+
+
+def check(problem: PlanningProblem) -> None:
+    """What the programme relies on, asserted: an index per choice, and no conversion below zero
+    (z has no reason to be above its rows)."""
+    for slot in problem.slots:
+        assert slot.choices, f"{slot.name} has no choice"
+        assert all(math.isfinite(c.seconds) for c in slot.choices), f"{slot.name} has no price"
+    for edge in problem.edges:
+        for use in (edge.source, *edge.uses):
+            assert len(use.layouts) == len(problem.slots[use.slot].choices), edge.name
+        prices = [s for row in edge.seconds for s in row if s is not None]
+        assert all(0 <= s < math.inf for s in prices), edge.name
+        assert all(b >= 0 for row in edge.resident_bytes for b in row), edge.name

@@ -10,13 +10,16 @@ from autopar.mesh import split_size
 from autopar.planning.annotate import Candidates, annotate
 from autopar.planning.pins import Pins
 from autopar.planning.price import RegionCandidates, SlotKey
+from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
 from autopar.plugin import Strategy
 
 
 @dataclass(frozen=True)
 class Outer:
-    """A setting with what every region may do on it."""
+    """A setting with what every region may do on it. `asked` is the setting as enumerated;
+    `setting` has the axes cut where a candidate splits over a factor of one."""
 
+    asked: Setting
     setting: Setting
     candidates: RegionCandidates
 
@@ -55,7 +58,12 @@ def open_setting(
     reason = _unmet(found, setting, pins) or _unused(found, setting)
     if reason is not None:
         return Dropped(setting, reason)
-    return Outer(setting, {key: value.choices for key, value in found.items()})
+    factors = factors_of(setting.mesh, (c for f in found.values() for c in f.choices))
+    refined = {
+        key: tuple(refine_candidate(c, factors) for c in value.choices)
+        for key, value in found.items()
+    }
+    return Outer(setting, refine_setting(setting, factors), refined)
 
 
 def _misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str | None:

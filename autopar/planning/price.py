@@ -13,7 +13,12 @@ from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout, type_region
 from autopar.planning.prices import Bill, Prices
 from autopar.planning.problem import Choice, Edge, PlanningProblem, Slot, Use
-from autopar.planning.region_effects import buffer_effects, input_effects, region_effects
+from autopar.planning.region_effects import (
+    buffer_effects,
+    input_effects,
+    region_effects,
+    unused_effects,
+)
 from autopar.plugin import Candidate
 
 SlotKey = tuple[str, str]
@@ -89,7 +94,7 @@ class Pricer:
         return Slot(f"{key[0]}/{key[1]}", tuple(choices), key[0])
 
     def _base(self) -> Bill:
-        total = Bill()
+        total = self.prices.bill(unused_effects(self.model), self.setting.microbatches)
         for _, block in self.model.instances():
             effects = [*input_effects(block, self.setting), *buffer_effects(block)]
             total += self.prices.bill(effects, self.setting.microbatches)

@@ -6,7 +6,7 @@ from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
-from autopar.mesh import Mesh, Split
+from autopar.mesh import AxisPart, Mesh, Split
 from autopar.plan import Plan, RegionChoice
 from autopar.planning.decide import model_id
 from autopar.plugin import Candidate, ParamPlan
@@ -21,11 +21,11 @@ def realise(model: ModelGraph, plan: Plan) -> Program:
     mine = model_id(model)
     if plan.model.fingerprint != mine.fingerprint:
         raise AutoparError(
-            f"the plan is for another model or batch: {plan.model.class_name} with "
-            f"{plan.model.parameters:,} parameters, {plan.model.fingerprint[:12]}; "
-            f"this is {mine.class_name} with {mine.parameters:,}, {mine.fingerprint[:12]}. Plan again"
+            f"the plan is for another model or batch: a {plan.model.class_name} with "
+            f"{plan.model.parameters:,} parameters, {plan.model.fingerprint[:12]}; this is a "
+            f"{mine.class_name} with {mine.parameters:,}, {mine.fingerprint[:12]}. Plan again"
         )
-    mesh = Mesh(tuple(plan.axes.items()))
+    mesh = Mesh(tuple(plan.mesh.items()))
     data = tuple(mesh.part(axis) for axis in plan.data_axes)
     setting = Setting(mesh, data, plan.microbatches)
     chosen: dict[tuple[str, str], Candidate] = {}
@@ -63,4 +63,10 @@ def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
 
 
 def _split(axes: tuple[str, ...], mesh: Mesh) -> Split:
-    return tuple(mesh.parse_part(text) for text in axes)
+    return tuple(_part(name, mesh) for name in axes)
+
+
+def _part(name: str, mesh: Mesh) -> AxisPart:
+    if name not in dict(mesh.axes):
+        raise ValueError(f"{name!r} is no axis of the mesh {mesh}")
+    return mesh.part(name)

@@ -1,8 +1,9 @@
 """The effects of one region under one candidate, and of what belongs to no region."""
 
+import math
 from collections.abc import Iterator, Mapping
 
-from autopar.graph.model_graph import Block
+from autopar.graph.model_graph import Block, ModelGraph
 from autopar.layouts.effects import (
     compute_effects,
     param_effects,
@@ -75,6 +76,17 @@ def input_effects(block: Block, setting: Setting) -> Iterator[Effect]:
     for op in block.ops.values():
         if op.region is None and op.kind != "layer" and op.node.name in block.values:
             yield from compute_effects(block, op, None, setting)
+
+
+def unused_effects(model: ModelGraph) -> Iterator[Effect]:
+    """Weights that no graph reads lie whole on every rank; they get no gradient and no state."""
+    for name in model.unused_weights():
+        buffer = model.capture.buffers.get(name)
+        if buffer is not None:
+            yield Resident("parameter", buffer.numel() * buffer.element_size())
+        else:
+            param = model.param(name)
+            yield Resident("parameter", math.prod(param.shape) * param.dtype.itemsize)
 
 
 def buffer_effects(block: Block) -> Iterator[Effect]:

@@ -47,6 +47,7 @@ class Found:
     """The best program with its prices, and everything that was tried or dropped."""
 
     program: Program
+    winner: Outer
     prices: Prices
     solution: Solution
     bound_s: float
@@ -77,8 +78,8 @@ def search(
         if isinstance(outer, Dropped):
             dropped.append(outer)
             continue
-        prices = Prices(cost_models, setting.mesh, cluster)
-        pricer = Pricer(model, setting, prices, outer.candidates, options.state_ratio)
+        prices = Prices(cost_models, outer.setting.mesh, cluster)
+        pricer = Pricer(model, outer.setting, prices, outer.candidates, options.state_ratio)
         problem = pricer.problem(options.limit_bytes)
         opened.append(Tried(outer, pricer, problem, lower_bound(problem)))
     if not opened:
@@ -124,6 +125,7 @@ def _choose(
     program = _program(model, winner, solution)
     return Found(
         program,
+        winner.outer,
         winner.pricer.prices,
         solution,
         min(bounds),
@@ -165,7 +167,7 @@ def _nothing_fits(tried: Sequence[Tried], limit_bytes: int) -> AutoparError:
     if not short:
         return AutoparError("no choice of layouts is possible on any mesh")
     least, one = min(short, key=lambda pair: pair[0])
-    setting = one.outer.setting
+    setting = one.outer.asked
     need = limit_bytes + least
     return InfeasibleError(
         f"nothing fits into {limit_bytes:,} bytes ({size(limit_bytes)}) a device: the smallest "

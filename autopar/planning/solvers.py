@@ -1,4 +1,4 @@
-"""Runs one PuLP model on HiGHS or CBC and says what was proven. The rest of planning sees no solver.
+"""Runs one PuLP model on HiGHS or CBC and says what was proven; only here is a solver known.
 
 Both work on one thread from a fixed seed and stop on the gap, so the same model has the same
 answer. A time limit breaks that promise, so there is none unless the user asks for it.

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.errors import AutoparError
 from autopar.runtime.collectives import all_gather
-from autopar.runtime.layout import put, take
+from autopar.runtime.layout import local_shape, put, take
 from autopar.runtime.parameters import Container, Declaration, declared
 from autopar.runtime.process_mesh import Group, ProcessMesh
 
@@ -51,7 +51,9 @@ class Leaf:
     def whole(self, mesh: ProcessMesh, tensor: Tensor) -> Tensor:
         """The whole tensor, of the registered tensor or of its gradient: a collective."""
         with torch.no_grad():
-            part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            part = local_tensor(tensor).detach()
+            if self.shard is not None:
+                part = self._unsharded(part, mesh)
             group = mesh[tuple(self.declaration.axes)]
             if group.size == 1:
                 return part.clone()
@@ -61,6 +63,15 @@ class Leaf:
                 coordinate = mesh.layout.coordinate(rank)
                 put(whole, piece, self.declaration.dims, mesh.layout, coordinate)
             return whole
+
+    def _unsharded(self, shard: Tensor, mesh: ProcessMesh) -> Tensor:
+        """FSDP2's padded shards of dim 0 put together again."""
+        assert self.shard is not None
+        rows = local_shape(self.declaration.dims, mesh.layout)[0]
+        most = -(-rows // self.shard.size)
+        padded = shard.new_zeros((most, *shard.shape[1:]))
+        padded[: len(shard)] = shard
+        return all_gather(padded, dim=0, axis=self.shard)[:rows]
 
     def store(self, mesh: ProcessMesh, whole: Tensor) -> None:
         """Takes this rank's part of a whole tensor, cast to the declared dtype."""
