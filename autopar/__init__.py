@@ -1,9 +1,11 @@
 """autopar: an automatic-parallelism compiler for PyTorch."""
 
 from autopar.cluster import ClusterSpec, Device, Link
-from autopar.compiler import Compiled, compile
+from autopar.compiled import Compiled
+from autopar.compiler import compile
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.plan import Plan
+from autopar.reload import emit, load
 from autopar.runtime.training import TrainingModule
 
 __all__ = [
@@ -16,4 +18,6 @@ __all__ = [
     "Plan",
     "TrainingModule",
     "compile",
+    "emit",
+    "load",
 ]

@@ -1,5 +1,6 @@
 """The cluster: devices, the links between them, and presets (data with source and date)."""
 
+import dataclasses
 import json
 import math
 import os
@@ -98,6 +99,13 @@ def resolve_cluster(spec: ClusterSpec | str | os.PathLike[str] | Mapping[str, An
         f"cluster_spec is {type(spec).__name__}: pass a ClusterSpec, a preset like 'cpu:4', "
         "a dict, or the path of a JSON or YAML file"
     )
+
+
+def describe_cluster(spec: ClusterSpec) -> dict[str, Any]:
+    """The cluster in full as plain data: `resolve_cluster` makes the same ClusterSpec of it."""
+    full = json.loads(json.dumps(dataclasses.asdict(spec)))
+    full["device"]["flops_per_s"] = dict(spec.device.flops_per_s)
+    return dict(full)
 
 
 def preset_names() -> tuple[str, ...]:
@@ -221,6 +229,9 @@ def _cut(links: Sequence[Any], devices: int) -> tuple[Link, ...]:
 
 def _checked(spec: ClusterSpec) -> ClusterSpec:
     device = spec.device
+    for key, text in (("name", device.name), ("backend", device.backend)):
+        if not isinstance(text, str):
+            raise AutoparError(f"device.{key} must be text, not {text!r}")
     _positive("devices", spec.devices, whole=True)
     _positive("device.memory_bytes", device.memory_bytes, whole=True)
     _positive("device.memory_bytes_per_s", device.memory_bytes_per_s)

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
+from autopar.batch_spec import describe_batch
 from autopar.capture import capture
 from autopar.cluster import ClusterSpec, resolve_cluster
+from autopar.compiled import Compiled, device_type_of, headline
+from autopar.default_batch import batch_or_default
 from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
@@ -22,55 +23,17 @@ from autopar.planning.realise import realise
 from autopar.planning.search import SearchOptions, search
 from autopar.plugin import CostModel, Strategy
 from autopar.registry import select_cost_models, select_strategies
-from autopar.runtime import TrainingModule, initialise, run_program
+from autopar.runtime import initialise
 from autopar.runtime.agree import from_rank0
 from autopar.runtime.training import OptimizerFactory
 
-DEVICE_TYPES = MappingProxyType({"gloo": "cpu", "nccl": "cuda"})
 Loss = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A planned and emitted training program, not yet running."""
-
-    plan: Plan
-    source: str
-    report: Mapping[str, float]
-    """Seconds that each stage of this compile took."""
-    model: nn.Module
-    device_type: str
-    optimizer: OptimizerFactory | None
-    clip_norm: float | None
-
-    def save(self, folder: str | Path) -> None:
-        """Write plan.json and module.py. Not a collective: call it on one rank."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.plan.save(folder / "plan.json")
-        (folder / "module.py").write_text(self.source, encoding="utf-8")
-
-    def materialize(self) -> TrainingModule:
-        """This rank's part of the program, with rank 0's weights. A collective under torchrun.
-
-        A model on meta has no weights: its module comes uninitialised, for `load_weights`. Errors:
-        AutoparError where the world isn't the plan's.
-        """
-        module = TrainingModule(
-            run_program(self.source),
-            optimizer=self.optimizer,
-            clip_norm=self.clip_norm,
-            device_type=self.device_type,
-        )
-        if not any(p.is_meta for p in self.model.parameters()):
-            module.load_from_rank0(self.model)
-        return module
 
 
 def compile(
     model: nn.Module,
     cluster_spec: ClusterSpec | str | Mapping[str, Any] | Path,
-    batch: Any,
+    batch: Any = None,
     *,
     loss: Loss | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -86,7 +49,9 @@ def compile(
     """Plan and emit the training of `model` on a cluster.
 
     `model` may live on the meta device. `batch` is what one optimizer step consumes over the whole
-    cluster (tensors, meta ones will do; the first dim is the batch). `loss(outputs, batch)` may be
+    cluster (tensors, meta ones will do; the first dim is the batch); left out, it is
+    `model.example_input_array`, or derived from a Hugging Face model's config and signature, and
+    the plan's assumptions say so. `loss(outputs, batch)` may be
     left out where the model returns a scalar or has `.loss`. `optimizer`: a class or partial of
     torch.optim, or a callable of (name, parameter) pairs; default AdamW. `strategies`,
     `cost_models`: names or instances; left out, all that are installed. `pin` fixes axes
@@ -103,31 +68,23 @@ def compile(
     chosen = select_strategies(strategies)
     models = select_cost_models(cost_models)
     pins = read_pins(pin, forbid, chosen)
-    device_type = DEVICE_TYPES[cluster.device.backend]
+    device_type = device_type_of(cluster)
     initialise(device_type)
     report: dict[str, float] = {}
 
     def plan_and_emit() -> tuple[str, str]:
         start = time.perf_counter()
-        graph = analyse(capture(model, batch, loss))
+        given, assumed = batch_or_default(model, batch, cluster.devices)
+        graph = analyse(capture(model, given, loss))
         report["capture_s"] = time.perf_counter() - start
         ratio = state_ratio(optimizer, graph.capture.params)
         limit = int(cluster.device.memory_bytes * memory_fraction)
         options = SearchOptions(limit, gap, time_limit_s, ratio)
         found = search(graph, cluster, chosen, models, pins, options)
-        plan = decide(graph, found, cluster, options, ())
+        plan = decide(graph, found, cluster, options, describe_batch(given), assumed)
         report["plan_s"] = time.perf_counter() - start - report["capture_s"]
-        source = emit_module(realise(graph, plan), _headline(plan))
+        source = emit_module(realise(graph, plan), headline(plan))
         return plan.to_json(), source
 
     text, source = from_rank0(plan_and_emit)
     return Compiled(Plan.from_json(text), source, report, model, device_type, optimizer, clip_norm)
-
-
-def _headline(plan: Plan) -> tuple[str, ...]:
-    mesh = ", ".join(f"{axis} {size}" for axis, size in plan.axes.items())
-    return (
-        "",
-        f"Plan: {mesh}; a global batch of {plan.batch_size} in {plan.microbatches} "
-        f"microbatch{'es' if plan.microbatches > 1 else ''}. Change the plan, not this file.",
-    )

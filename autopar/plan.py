@@ -8,16 +8,22 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import pydantic
 from pydantic.dataclasses import dataclass
 
+from autopar.batch_spec import BatchSpec
 from autopar.errors import AutoparError
+from autopar.strict_json import read_json
 
 Option = bool | int | float | str | None
+Count = Annotated[int, pydantic.Field(ge=1)]
+FORMAT = 1
+_STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class ModelId:
     """Which model a plan is for: its class, a hash of its graphs, and its size."""
 
@@ -27,7 +33,7 @@ class ModelId:
     layers: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class ParamChoice:
     """The axes that a parameter's value, gradient and optimizer state are sharded over."""
 
@@ -36,19 +42,19 @@ class ParamChoice:
     state: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class RegionChoice:
     """What one region does in some layers ("" is the skeleton). `splits`: named dim → axes,
     outermost first. `strategies`: who made it, with options."""
 
-    layers: tuple[str, ...]
+    layers: Annotated[tuple[str, ...], pydantic.Field(min_length=1)]
     region: str
     strategies: Mapping[str, Mapping[str, Option]]
     splits: Mapping[str, tuple[str, ...]]
     params: Mapping[str, ParamChoice]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class CollectiveTotal:
     """All collectives of one kind over one group in one phase: bytes and calls of one step on one
     rank. Calls of a kind may be joined at run time (buckets, FSDP2 units); the bytes stay."""
@@ -61,7 +67,7 @@ class CollectiveTotal:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Predicted:
     """What a step is predicted to take on one rank. `memory` splits `memory_bytes` by kind."""
 
@@ -76,7 +82,7 @@ class Predicted:
     mfu: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Certificate:
     """How good the plan is proven to be: no plan in the searched space is faster than `bound_s` by
     the same prices. `difference_s` is the predicted step minus the solver's objective, which
@@ -93,7 +99,7 @@ class Certificate:
     dropped: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Alternative:
     """Another mesh or number of microbatches: its best step, or why it has none."""
 
@@ -104,22 +110,23 @@ class Alternative:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Plan:
     """All decisions for one model, batch and cluster; see the fields."""
 
     format: int
     model: ModelId
     cluster: Mapping[str, pydantic.JsonValue]
-    memory_limit_bytes: int
-    axes: Mapping[str, int]
-    mesh: Mapping[str, int]
+    memory_limit_bytes: Count
+    axes: Mapping[str, Count]
+    mesh: Mapping[str, Count]
     """The axes that the program runs on, outermost first: `axes`, or the factors of those that a
     strategy cuts (tp into tp_0 and tp_1). Splits and collectives name these."""
     data_axes: tuple[str, ...]
-    batch_size: int
-    tokens: int
-    microbatches: int
+    batch: BatchSpec
+    batch_size: Count
+    tokens: Count
+    microbatches: Count
     regions: tuple[RegionChoice, ...]
     collectives: tuple[CollectiveTotal, ...]
     predicted: Predicted
@@ -141,26 +148,46 @@ class Plan:
     def to_json(self) -> str:
         """The plan as JSON, the same bytes for equal plans."""
         data = _adapter().dump_python(self, mode="json")
-        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @staticmethod
     def from_json(text: str) -> "Plan":
         """A plan from its JSON. Errors: AutoparError that names the first fault."""
+        data = read_json(text, "a plan")
+        if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
+            raise AutoparError(
+                f"the plan has format {data['format']!r}; this autopar reads format {FORMAT}"
+            )
         try:
-            plan = _adapter().validate_json(text)
+            return _adapter().validate_json(text)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the top level"
             raise AutoparError(
                 f"this is not a plan: {first['msg']} at {where} ({error.error_count()} faults)"
             ) from error
-        if plan.format != 1:
-            raise AutoparError(f"the plan has format {plan.format}; this autopar reads format 1")
-        return plan
+
+    @staticmethod
+    def load(path: str | Path) -> "Plan":
+        """A plan from its file. Errors: AutoparError where it can't be read or is no plan."""
+        try:
+            return Plan.from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise AutoparError(f"can't read the plan {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise AutoparError(f"the plan {path} isn't text in UTF-8: {error}") from error
+        except AutoparError as error:
+            raise AutoparError(f"{path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write the plan's JSON."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    def diff(self, other: "Plan") -> str:
+        """What is another in `other`: decisions first, then figures; "" where all is equal."""
+        from autopar.difference import difference
+
+        return difference(self, other)
 
     def summary(self) -> str:
         """The plan as a table: what was chosen, what it costs, where memory goes."""

@@ -45,13 +45,9 @@ def _regions(plan: Plan) -> Table:
         table.add_column(name)
     for choice in plan.regions:
         table.add_row(
-            _layers(choice),
+            layer_span(choice.layers),
             choice.region,
-            ", ".join(
-                name + "".join(f" {v}" for v in options.values())
-                for name, options in choice.strategies.items()
-            )
-            or "none (replicated)",
+            strategies_text(choice),
             ", ".join(f"{dim} over {' · '.join(axes)}" for dim, axes in choice.splits.items()),
             _sharded(choice),
         )
@@ -63,12 +59,20 @@ def _sharded(choice: RegionChoice) -> str:
     return f"{len(choice.params)} over {', '.join(sorted(axes))}" if axes else ""
 
 
-def _layers(choice: RegionChoice) -> str:
-    if choice.layers == ("",):
+def strategies_text(choice: RegionChoice) -> str:
+    """A region's strategies with their options: "data, zero 3"."""
+    names = [
+        name + "".join(f" {v}" for v in options.values())
+        for name, options in choice.strategies.items()
+    ]
+    return ", ".join(names) or "none (replicated)"
+
+
+def layer_span(layers: tuple[str, ...]) -> str:
+    """Layers for reading: "h.0 … h.3 (4)"; "" is the skeleton."""
+    if layers == ("",):
         return "skeleton"
-    if len(choice.layers) == 1:
-        return choice.layers[0]
-    return f"{choice.layers[0]} … {choice.layers[-1]} ({len(choice.layers)})"
+    return layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)})"
 
 
 def _collectives(plan: Plan) -> Table:
@@ -110,11 +114,12 @@ def _predicted(plan: Plan) -> Table:
 
 def _certificate(plan: Plan) -> list[str]:
     c = plan.certificate
-    lines = [
+    proven = (
         f"Certificate: within {c.gap:.2%} of the best of {c.candidates} meshes and microbatch "
         f"counts ({c.solved} solved, {c.pruned} pruned by bound, {c.dropped} impossible; "
         f"{c.solver})."
-    ]
+    )
+    lines = [proven if c.candidates else "Certificate: none, no search made this plan."]
     for other in plan.alternatives[:6]:
         mesh = " · ".join(f"{axis} {size}" for axis, size in other.mesh.items())
         cost = f"{seconds(other.step_s)}" if other.step_s is not None else other.why

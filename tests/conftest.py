@@ -1,9 +1,20 @@
-"""Fixtures of the whole suite."""
+"""Fixtures and options of the whole suite."""
 
 from collections.abc import Iterator
 
 import pytest
 from pool import Pool
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden`: what the golden tests find becomes what they expect. Read the diff."""
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written anew."""
+    return bool(request.config.getoption("--update-golden"))
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,16 @@
 """The emitted program on real processes against the plain model on one."""
 
 import functools
+import math
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from models import MODELS, Job, float32_raised
 from wide_batch import WideBatch
+from wide_ffn import WideFfn
 
 import autopar
 from autopar.capture import reference_loss
@@ -15,7 +18,14 @@ from autopar.runtime import CollectiveCounter
 
 CLIP_NORM = 0.05
 STEPS = 3
-OFF = {"tensor": False, "sequence": False, "zero": False, "wide_batch": False, "microbatches": 1}
+OFF = {
+    "tensor": False,
+    "sequence": False,
+    "zero": False,
+    "wide_batch": False,
+    "wide_ffn": False,
+    "microbatches": 1,
+}
 
 PINS: dict[str, dict[str, Any]] = {
     "dp4": {"dp": 4},
@@ -27,8 +37,9 @@ PINS: dict[str, dict[str, Any]] = {
     "zero3_tp2": {"dp": 2, "tp": 2, "tensor": True, "zero": 3},
     "dp4_microbatches2": {"dp": 4, "microbatches": 2},
     "wide_batch": {"dp": 2, "tp": 2, "wide_batch": True},
+    "wide_ffn": {"dp": 2, "tp": 2, "data": False, "wide_ffn": True},
 }
-STRATEGIES = ("data", "sequence", "tensor", "zero", WideBatch())
+STRATEGIES = ("data", "sequence", "tensor", "zero", WideBatch(), WideFfn())
 
 
 @dataclass(frozen=True)
@@ -43,16 +54,34 @@ class Comparison:
     planned: dict[tuple[str, tuple[str, ...]], int]
 
     @property
+    def errors(self) -> dict[str, float]:
+        """Each error by part: loss, norm, weights after the steps, and every gradient by its
+        parameter's name. Infinite where a number is none (max() would pass over a NaN)."""
+        parts = {"loss": self.loss, "norm": self.norm, "weights": self.weights, **self.gradients}
+        return {part: math.inf if math.isnan(error) else error for part, error in parts.items()}
+
+    @property
     def worst(self) -> float:
         """The largest error of loss, gradients, norm and the weights after the steps."""
-        return max(self.loss, self.norm, self.weights, *self.gradients.values())
+        return max(self.errors.values())
 
 
-def compiled(job: Job, case: str, **keywords: Any) -> autopar.Compiled:
+@dataclass(frozen=True)
+class Edit:
+    """A change of emitted source: a regular expression that occurs `times` times."""
+
+    pattern: str
+    new: str
+    times: int = 1
+
+
+def compiled(
+    job: Job, case: str, cluster: str | dict[str, Any] = "cpu:4", **keywords: Any
+) -> autopar.Compiled:
     """A job planned for four CPU processes under one of PINS."""
     return autopar.compile(
         job.model,
-        "cpu:4",
+        cluster,
         job.batch,
         loss=job.loss,
         optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
@@ -68,6 +97,16 @@ def compare(model: str, case: str) -> Comparison:
     with float32_raised():
         job = MODELS[model]()
         return run(job, compiled(job, case))
+
+
+def edited(program: autopar.Compiled, edits: tuple[Edit, ...]) -> autopar.Compiled:
+    """A program with its source changed, to see what notices. An edit that no longer matches fails:
+    a fault must not get lost where the emitter changes its style."""
+    source = program.source
+    for edit in edits:
+        source, times = re.subn(edit.pattern, edit.new, source)
+        assert times == edit.times, f"{edit} matched {times} times in\n{source}"
+    return replace(program, source=source)
 
 
 def run(job: Job, program: autopar.Compiled) -> Comparison:
@@ -107,7 +146,7 @@ def run(job: Job, program: autopar.Compiled) -> Comparison:
     state = reference.state_dict()
     assert set(weights) == set(state), set(weights) ^ set(state)
     return Comparison(
-        abs(float(loss) - float(expected)) / abs(float(expected)),
+        abs(float(loss) - expected.item()) / abs(expected.item()),
         errors,
         abs(float(norm) - float(total)) / float(total),
         max(float((weights[n] - v).norm()) / max(float(v.norm()), 1e-6) for n, v in state.items()),

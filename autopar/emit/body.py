@@ -10,7 +10,7 @@ import torch.fx
 
 from autopar.emit.names import Lengths, Names, wish
 from autopar.emit.printing import Printer, atom, segment_bounds
-from autopar.graph.factors import DimExpr
+from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import arguments, class_of, op_name, shape_of
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Layout
@@ -62,6 +62,13 @@ class Body:
             else:
                 out.append(str(int(value.shape[dim])))
         return out
+
+    def split_axes(self, node: torch.fx.Node, source: torch.fx.Node, dim: int) -> tuple[str, ...]:
+        """The axes over which an input's dim is split as the op takes it."""
+        layout = self.flow.need(node, source.name)
+        (expr,) = (self.block.values[source.name].dims[dim],)
+        found = [part for leaf in expr_leaves(expr) for part in layout.split(leaf.name)]
+        return tuple(part.axis for part in found)
 
     def bounds(self, node: torch.fx.Node) -> tuple[int, int | None]:
         """A slice's local start and stop (None: to the end)."""

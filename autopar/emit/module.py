@@ -14,6 +14,7 @@ from autopar.emit.text import wrapped
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import Block
 from autopar.graph.ops import shape_of
+from autopar.layouts.effects import closed_parts
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import names
 from autopar.layouts.program import Program, sharded_params, splits_of
@@ -34,6 +35,8 @@ RUNTIME = (
     "shard_fully",
     "split",
     "unshard",
+    "vocab_cross_entropy",
+    "vocab_embedding",
 )
 
 
@@ -45,7 +48,11 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
     root = _root_class(program, classes, lengths)
     code = "\n\n\n".join("\n".join(lines) for lines in [*bodies, root])
     facts = "\n".join(_facts(program))
-    used = [name for name in RUNTIME if re.search(rf"\b{name}\(", code) or name == "Container"]
+    used = [
+        name
+        for name in RUNTIME  # not methods, like Tensor.split or the module's own shard
+        if re.search(rf"(?<!\.)(?<!def )\b{name}\(", code) or name == "Container"
+    ]
     head = [
         '"""'
         + "\n".join([f"{program.model.capture.model_class}, written by autopar.", *summary])
@@ -296,6 +303,10 @@ def _groups(program: Program) -> list[str]:
         for step in steps
         if len(step.parts) > 1
     }
+    for flow in program.flows.values():
+        for name, typing in flow.typings.items():
+            parts = closed_parts(flow.block, flow.block.ops[name], typing)
+            found |= {tuple(part.axis for part in parts)} if len(parts) > 1 else set()
     if not found:
         return []
     return [f"GROUPS = ({', '.join(_strings(axes) for axes in sorted(found))},)"]

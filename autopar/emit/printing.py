@@ -23,6 +23,9 @@ class Scope(Protocol):
     def pieces(self, node: torch.fx.Node) -> list[str]:
         """For an op with several outputs: the local size of each along the op's dim."""
 
+    def split_axes(self, node: torch.fx.Node, source: torch.fx.Node, dim: int) -> tuple[str, ...]:
+        """The axes over which an input's dim is split as the op takes it."""
+
     def bounds(self, node: torch.fx.Node) -> tuple[int, int | None]:
         """For a slice: local start and stop."""
 
@@ -117,6 +120,14 @@ class Printer:
     def _loss(self, node: torch.fx.Node, function: str) -> str:
         args = arguments(node)
         words = [self._self(node), self._arg(node, args["target"])]
+        axes = (
+            self.scope.split_axes(node, args["self"], -1) if args["self"].meta["val"].dim() else ()
+        )
+        if function == "cross_entropy" and axes:
+            words.append(self._axis(axes))
+            if args["ignore_index"] != -100:
+                words.append(f"ignore_index={args['ignore_index']}")
+            return f"vocab_cross_entropy({', '.join(words)})"
         if args.get("weight") is not None:
             words.append(f"weight={self._arg(node, args['weight'])}")
         if args.get("pos_weight") is not None:
@@ -127,6 +138,11 @@ class Printer:
             words.append(f"label_smoothing={args['label_smoothing']}")
         assert args["reduction"] == 2, node
         return f'F.{function}({", ".join(words)}, reduction="sum")'
+
+    @staticmethod
+    def _axis(axes: tuple[str, ...]) -> str:
+        names = ", ".join(f'"{axis}"' for axis in axes)
+        return f"axis=self.mesh[{names}]"
 
     # ---- pointwise
 
@@ -227,6 +243,9 @@ class Printer:
     def _op_embedding(self, node: torch.fx.Node) -> str:
         args = arguments(node)
         words = [self._arg(node, args["indices"]), self._arg(node, args["weight"])]
+        axes = self.scope.split_axes(node, args["weight"], 0)
+        if axes:
+            return f"vocab_embedding({', '.join(words)}, {self._axis(axes)})"
         if args["padding_idx"] not in (None, -1):
             words.append(f"padding_idx={args['padding_idx']}")
         return f"F.embedding({', '.join(words)})"

@@ -131,6 +131,7 @@ def _block(
                 class_of(op_name(node)) or "opaque",
                 regions.owner.get(node.name),
                 frozenset(leaf.name for dim in info.contract for leaf in leaves(dim)),
+                frozenset(leaf.name for dim in info.closed for leaf in leaves(dim)),
                 {leaf.name: why for dim, why in info.unlowered for leaf in leaves(dim)},
             )
     saved = tuple(SavedTensor(*record) for record in saved_tensors(graph))

@@ -36,13 +36,15 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Op:
-    """One op of a block: what it contracts, what can't be emitted split, its region (None: an
+    """One op of a block: the dims that it contracts, those among them whose partial sums it adds up
+    itself, those that can't be emitted split, its region (None: an
     input op, which needs no gradient and runs unsplit but for the batch)."""
 
     node: torch.fx.Node
     kind: str
     region: str | None
     contracted: frozenset[str]
+    closed: frozenset[str]
     unlowered: Mapping[str, str]
 
 

@@ -32,12 +32,14 @@ Dims = list[Product]
 class OpDims:
     """What a rule found. `out` has one list of dims per output tensor.
 
+    `closed`: contracted dims whose partial sums the op adds up itself, where they are split.
     `blocked`: dims that must stay whole for this op, with the reason. `unlowered`: dims that could
     be split here in theory, but whose split form can't be emitted.
     """
 
     out: list[Dims]
     contract: list[Product] = field(default_factory=list)
+    closed: list[Product] = field(default_factory=list)
     blocked: list[tuple[Product, str]] = field(default_factory=list)
     unlowered: list[tuple[Product, str]] = field(default_factory=list)
 
@@ -168,11 +170,10 @@ def embedding(node: torch.fx.Node, known: Known) -> OpDims:
     weight, indices = _dims(known, args["weight"]), _dims(known, args["indices"])
     set_hint(weight[0], "vocab")
     set_hint(weight[1], "hidden")
-    return OpDims(
-        [[*indices, weight[1]]],
-        contract=[weight[0]],
-        unlowered=[(weight[0], "a look-up in a split table can't be emitted yet")],
-    )
+    unlowered = []
+    if args["padding_idx"] not in (None, -1):
+        unlowered = [(weight[0], "a look-up with padding_idx in a split table can't be emitted")]
+    return OpDims([[*indices, weight[1]]], contract=[weight[0]], unlowered=unlowered)
 
 
 def loss(node: torch.fx.Node, known: Known) -> OpDims:
@@ -190,8 +191,11 @@ def loss(node: torch.fx.Node, known: Known) -> OpDims:
     else:
         unify(x[0], target[0])
     set_hint(x[-1], "vocab")
-    reason = "a cross-entropy over split classes can't be emitted yet"
-    return OpDims([[]], contract=list(x), unlowered=[(x[-1], reason)])
+    plain = op_name(node) == "cross_entropy_loss" and len(x) == 2 and len(target) == 1
+    if not plain or args["weight"] is not None or args["label_smoothing"]:
+        reason = "over split classes only a plain cross-entropy can be emitted"
+        return OpDims([[]], contract=list(x), unlowered=[(x[-1], reason)])
+    return OpDims([[]], contract=list(x), closed=[x[-1]])
 
 
 def constant(node: torch.fx.Node, known: Known) -> OpDims:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from autopar.errors import AutoparError
-from autopar.graph.factors import expr_leaves
+from autopar.graph.factors import Cat, DimExpr, Leaf, expr_leaves
 from autopar.graph.model_graph import Block, Op, SavedTensor
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
@@ -55,6 +55,30 @@ def compute_effects(
     if value.needs_grad:
         # Two products for a contraction's backward; about twice the traffic for the others.
         yield Compute(kind, 2 * flops, 2 * moved, dtype, "backward")
+
+
+def closing_collectives(
+    block: Block, op: Op, typing: OpTyping, setting: Setting
+) -> Iterator[Collective]:
+    """What an op exchanges inside: a cross-entropy over split classes all-reduces one maximum and
+    two sums for each row."""
+    parts = closed_parts(block, op, typing)
+    if parts:
+        logits = arguments(op.node)["self"].name
+        value = block.values[logits]
+        rows = setting.local_numel(value.dims[:-1], typing.needs[logits]) * value.item_bytes
+        yield Collective("all_reduce", rows, parts, "forward", "microbatch", op.node.name)
+        yield Collective("all_reduce", 2 * rows, parts, "forward", "microbatch", op.node.name)
+
+
+def closed_parts(block: Block, op: Op, typing: OpTyping) -> Split:
+    """The axes over which an op adds up its own partial sums."""
+    for name in typing.needs:
+        value = block.values.get(name)
+        for dim, split in typing.needs[name].splits if value is not None else ():
+            if dim in op.closed:
+                return split
+    return ()
 
 
 def layout_in(block: Block, typing: OpTyping | None, name: str, setting: Setting) -> Layout:
@@ -151,22 +175,23 @@ def _saved_layout(
 def _internal_bytes(block: Block, saved: SavedTensor, typing: OpTyping, setting: Setting) -> int:
     """Made inside an op (statistics, masks): its dims are the output's, matched left to right."""
     value = block.values.get(saved.op)
+    layout, dims = typing.makes, value.dims if value is not None else ()
+    if not dims:  # a loss: what it keeps is shaped like its input
+        name, layout = next((n, t) for n, t in typing.needs.items() if n in block.values)
+        dims = block.values[name].dims
     total = saved.item_bytes
     position = 0
-    dims = value.dims if value is not None else ()
     for length in saved.shape:
         match = next((i for i in range(position, len(dims)) if _whole(dims[i]) == length), None)
         if match is None:
             total *= length
         else:
-            total *= setting.local_length(dims[match], typing.makes)
+            total *= setting.local_length(dims[match], layout)
             position = match + 1
     return total
 
 
-def _whole(expr: tuple[object, ...]) -> int:
-    from autopar.graph.factors import Cat, Leaf  # local: only the sizes are needed here
-
+def _whole(expr: DimExpr) -> int:
     total = 1
     for factor in expr:
         if isinstance(factor, Leaf):

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.graph.model_graph import Block
-from autopar.layouts.effects import compute_effects, saved_bytes, step_effects
+from autopar.layouts.effects import (
+    closing_collectives,
+    compute_effects,
+    saved_bytes,
+    step_effects,
+)
 from autopar.layouts.flow import Choices, Flow
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program
@@ -94,6 +99,7 @@ def instance_effects(
         ops = {n: t for n, t in flow.typings.items() if block.ops[n].region == region}
         for name, typing in ops.items():
             yield from compute_effects(block, block.ops[name], typing, setting)
+            yield from closing_collectives(block, block.ops[name], typing, setting)
         yield Resident("saved", saved_bytes(block, RegionTyping(candidate, ops), setting))
     for owner in block.regions:
         chosen = choices[owner.name]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import Block
 from autopar.layouts.layout import Setting
-from autopar.mesh import AxisPart, overlap, split_size
+from autopar.planning.legal import candidate_faults, in_microbatch
 from autopar.planning.pins import StrategyPin
 from autopar.plugin import Candidate, Refusal, Region, Strategy
 
@@ -34,7 +34,7 @@ def annotate(
     The result doesn't depend on the order of the strategies. Errors: AutoparError for a candidate
     that breaks the contract, quoted.
     """
-    seen = _in_microbatch(region, setting)
+    seen = in_microbatch(region, setting)
     active = [_configured(s, pins.get(s.name)) for s in strategies if _is_active(s, pins)]
     refusals: dict[str, dict[str, None]] = {}
     found = {Candidate(region.name): None}
@@ -70,44 +70,8 @@ def _configured(strategy: Strategy, pin: StrategyPin | None) -> Strategy:
     return replace(strategy, **pin) if isinstance(pin, Mapping) else strategy
 
 
-def _in_microbatch(region: Region, setting: Setting) -> Region:
-    """The region with the batch dim of one microbatch."""
-    dims = tuple(
-        replace(dim, size=dim.size // setting.microbatches) if dim.role == "batch" else dim
-        for dim in region.dims
-    )
-    return replace(region, dims=dims)
-
-
 def _check(candidate: Candidate, region: Region, strategy: Strategy, setting: Setting) -> None:
-    """A candidate may split dims that exist, aren't blocked and are divisible, over axes that
-    exist, each once."""
-    dims = {dim.name: dim for dim in region.dims}
-    params = {param.name for param in region.params}
-    faults = []
-    used: list[AxisPart] = []
-    for name, split in candidate.splits:
-        if name not in dims:
-            faults.append(f"splits {name!r}, which the region doesn't have")
-        elif dims[name].blocked:
-            faults.append(f"splits {name!r}: {dims[name].blocked}")
-        elif dims[name].size % split_size(split):
-            faults.append(f"splits {name!r} = {dims[name].size} into {split_size(split)} pieces")
-        used += split
-    known = {axis for axis, _ in setting.mesh.axes}
-    unknown = sorted({part.axis for part in used} - known)
-    faults += [f"uses the axis {axis!r}, which the mesh doesn't have" for axis in unknown]
-    faults += [
-        f"uses the axis {one.axis!r} twice"
-        for i, one in enumerate(used)
-        for other in used[:i]
-        if overlap(one, other)
-    ]
-    faults += [
-        f"plans the parameter {name!r}, which isn't the region's"
-        for name, _ in candidate.params
-        if name not in params
-    ]
+    faults = candidate_faults(candidate, region, setting)
     if strategy.name not in dict(candidate.made_by):
         faults.append("isn't marked as made by the strategy")
     if faults:

@@ -43,7 +43,7 @@ def open_setting(
 
     `inseparable`: why the loss is no sum over microbatches, or None where it is.
     """
-    reason = _misfit(model, setting, inseparable)
+    reason = misfit(model, setting, inseparable)
     if reason is not None:
         return Dropped(setting, reason)
     cache: dict[tuple[object, ...], Candidates] = {}
@@ -66,7 +66,8 @@ def open_setting(
     return Outer(setting, refine_setting(setting, factors), refined)
 
 
-def _misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str | None:
+def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str | None:
+    """Why a model can't run on a setting whatever its regions do, or None."""
     pieces = split_size(setting.data) * setting.microbatches
     if model.batch_size % pieces:
         axes = " · ".join(f"{part.axis} {part.size}" for part in setting.data) or "one data rank"

@@ -48,7 +48,7 @@ def read_pins(
         if name in axes_of:
             axes[name] = _count(name, value) or 1
         elif name in by_name:
-            chosen[name] = _strategy_pin(by_name[name], value)
+            chosen[name] = strategy_pin(by_name[name], value)
         else:
             raise _unknown("pin", name, by_name, axes_of)
     for name in forbid:
@@ -82,7 +82,7 @@ def _layer_pins(
         for name in pins:
             if name not in by_name:
                 raise _unknown(f"pin layers[{glob!r}]", name, by_name, axes_of)
-        out.append((glob, {n: _strategy_pin(by_name[n], v) for n, v in pins.items()}))
+        out.append((glob, {n: strategy_pin(by_name[n], v) for n, v in pins.items()}))
     return tuple(out)
 
 
@@ -95,7 +95,8 @@ def _unknown(
     )
 
 
-def _strategy_pin(strategy: Strategy, value: Any) -> StrategyPin:
+def strategy_pin(strategy: Strategy, value: Any) -> StrategyPin:
+    """A strategy's pin as on, off or options. Errors: AutoparError for options that it lacks."""
     options = [f.name for f in fields(strategy)]
     if isinstance(value, bool):
         return value

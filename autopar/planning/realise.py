@@ -6,7 +6,7 @@ from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
-from autopar.mesh import AxisPart, Mesh, Split
+from autopar.mesh import Mesh, Split
 from autopar.plan import Plan, RegionChoice
 from autopar.planning.decide import model_id
 from autopar.plugin import Candidate, ParamPlan
@@ -15,42 +15,64 @@ from autopar.plugin import Candidate, ParamPlan
 def realise(model: ModelGraph, plan: Plan) -> Program:
     """The program that a plan describes.
 
-    Errors: AutoparError where the plan was made for another model or batch, leaves a region out,
-    or names what the model or mesh doesn't have.
+    Errors: AutoparError where the plan was made for another model, batch or loss, leaves a region
+    out or has one twice, or names what the model or mesh doesn't have.
     """
-    mine = model_id(model)
-    if plan.model.fingerprint != mine.fingerprint:
-        raise AutoparError(
-            f"the plan is for another model or batch: a {plan.model.class_name} with "
-            f"{plan.model.parameters:,} parameters, {plan.model.fingerprint[:12]}; this is a "
-            f"{mine.class_name} with {mine.parameters:,}, {mine.fingerprint[:12]}. Plan again"
-        )
+    check_model(model, plan)
     mesh = Mesh(tuple(plan.mesh.items()))
-    data = tuple(mesh.part(axis) for axis in plan.data_axes)
-    setting = Setting(mesh, data, plan.microbatches)
-    chosen: dict[tuple[str, str], Candidate] = {}
-    for choice in plan.regions:
-        candidate = _candidate(choice, mesh)
-        chosen.update({(layer, choice.region): candidate for layer in choice.layers})
+    setting = Setting(mesh, _split(plan.data_axes, mesh, "data_axes"), plan.microbatches)
+    chosen = _chosen(plan, mesh)
     choices: dict[str, dict[str, Candidate]] = {}
     for path, block in model.instances():
         choices[path] = {}
         for region in block.regions:
             if (path, region.name) not in chosen:
-                raise AutoparError(f"the plan says nothing of {path or 'skeleton'}/{region.name}")
-            choices[path][region.name] = chosen[path, region.name]
+                raise AutoparError(f"the plan says nothing of {place(path, region.name)}")
+            choices[path][region.name] = chosen.pop((path, region.name))
+    if chosen:
+        known = [place(path, name) for path, regions in choices.items() for name in regions]
+        raise AutoparError(
+            f"the plan has {place(*next(iter(chosen)))}, which the model doesn't: there are "
+            f"{', '.join(known[:12])}{' …' if len(known) > 12 else ''}"
+        )
     return Program(model, setting, choices)
 
 
+def check_model(model: ModelGraph, plan: Plan) -> None:
+    """Errors: AutoparError where the plan was made for another model, batch or loss."""
+    mine = model_id(model)
+    if plan.model.fingerprint != mine.fingerprint:
+        raise AutoparError(
+            f"the plan is for another model, batch or loss: a {plan.model.class_name} with "
+            f"{plan.model.parameters:,} parameters, {plan.model.fingerprint[:12]}; this is a "
+            f"{mine.class_name} with {mine.parameters:,}, {mine.fingerprint[:12]}. Plan again"
+        )
+
+
+def _chosen(plan: Plan, mesh: Mesh) -> dict[tuple[str, str], Candidate]:
+    chosen: dict[tuple[str, str], Candidate] = {}
+    for choice in plan.regions:
+        candidate = _candidate(choice, mesh)
+        for layer in choice.layers:
+            if (layer, choice.region) in chosen:
+                raise AutoparError(f"the plan has {place(layer, choice.region)} twice")
+            chosen[layer, choice.region] = candidate
+    return chosen
+
+
+def place(layer: str, region: str) -> str:
+    """A region of a layer for reading, "h.0/ffn"."""
+    return f"{layer or 'skeleton'}/{region}"
+
+
 def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
-    try:
-        splits = {dim: _split(axes, mesh) for dim, axes in choice.splits.items()}
-        params = {
-            name: ParamPlan(_split(p.param, mesh), _split(p.grad, mesh), _split(p.state, mesh))
-            for name, p in choice.params.items()
-        }
-    except ValueError as error:
-        raise AutoparError(f"the plan's region {choice.region!r}: {error}") from error
+    where = f"region {place(choice.layers[0], choice.region)}"
+    splits = {dim: _split(axes, mesh, where) for dim, axes in choice.splits.items() if axes}
+    params = {
+        name: ParamPlan(*(_split(axes, mesh, where) for axes in (p.param, p.grad, p.state)))
+        for name, p in choice.params.items()
+        if p.param or p.grad or p.state
+    }
     makers: Mapping[str, tuple[tuple[str, bool | int | float | str | None], ...]] = {
         name: tuple(sorted(options.items())) for name, options in choice.strategies.items()
     }
@@ -62,11 +84,8 @@ def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
     )
 
 
-def _split(axes: tuple[str, ...], mesh: Mesh) -> Split:
-    return tuple(_part(name, mesh) for name in axes)
-
-
-def _part(name: str, mesh: Mesh) -> AxisPart:
-    if name not in dict(mesh.axes):
-        raise ValueError(f"{name!r} is no axis of the mesh {mesh}")
-    return mesh.part(name)
+def _split(axes: tuple[str, ...], mesh: Mesh, where: str) -> Split:
+    for axis in axes:
+        if axis not in dict(mesh.axes):
+            raise AutoparError(f"the plan's {where}: {axis!r} is no axis of the mesh {mesh}")
+    return tuple(mesh.part(axis) for axis in axes)

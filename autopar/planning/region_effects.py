@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from autopar.graph.model_graph import Block, ModelGraph
 from autopar.layouts.effects import (
+    closing_collectives,
     compute_effects,
     param_effects,
     param_layout,
@@ -23,6 +24,7 @@ def region_effects(
     candidate = typing.candidate
     for name, op_typing in typing.ops.items():
         yield from compute_effects(block, block.ops[name], op_typing, setting)
+        yield from closing_collectives(block, block.ops[name], op_typing, setting)
     yield Resident("saved", saved_bytes(block, typing, setting))
     for name, layout in param_layouts(block, typing).items():
         yield from one_param(block, candidate.param(name).param, name, layout, setting, state_ratio)

@@ -94,10 +94,10 @@ def _run_cbc(
 
 
 def _cbc(gap: float, gap_abs: float, time_limit_s: float | None) -> pulp.COIN_CMD:
+    # Not threads=1: with any number CBC starts a pool, which now and then waits 10 s for nothing.
     return pulp.COIN_CMD(
         path=pulp.PULP_CBC_CMD.pulp_cbc_path,
         msg=False,
-        threads=1,
         gapRel=gap,
         gapAbs=gap_abs,
         timeLimit=time_limit_s,

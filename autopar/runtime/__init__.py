@@ -21,6 +21,7 @@ from autopar.runtime.parameters import Container, Declaration, declare, declare_
 from autopar.runtime.process_mesh import Group, ProcessMesh
 from autopar.runtime.program import run_program
 from autopar.runtime.training import StepResult, TrainingModule
+from autopar.runtime.vocabulary import vocab_cross_entropy, vocab_embedding
 
 __all__ = [
     "CollectiveCounter",
@@ -48,4 +49,6 @@ __all__ = [
     "shard_fully",
     "split",
     "unshard",
+    "vocab_cross_entropy",
+    "vocab_embedding",
 ]

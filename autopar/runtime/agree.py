@@ -30,9 +30,20 @@ def from_rank0(decide: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
     if isinstance(received, AutoparError):
         raise received
     assert isinstance(received, tuple)
-    digest = hashlib.sha256("\0".join(received).encode()).hexdigest()
+    check_same("\0".join(received), "plans")
+    return received
+
+
+def check_same(text: str, what: str) -> None:
+    """Raises AutoparError on every rank unless all hold the same text. A collective; without a
+    process group there is nothing to compare."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     digests: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
     if len(set(digests)) != 1:
-        raise AutoparError(f"the ranks hold different plans: {digests}")
-    return received
+        held = ", ".join(f"rank {rank} {found}" for rank, found in enumerate(digests))
+        raise AutoparError(
+            f"the ranks hold different {what} (SHA-256: {held}): give every rank the same"
+        )

@@ -1,0 +1,73 @@
+"""Compiled: a planned and emitted training program, not yet running."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from torch import nn
+
+from autopar.cluster import ClusterSpec
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.runtime import TrainingModule, run_program
+from autopar.runtime.training import OptimizerFactory
+
+DEVICE_TYPES = MappingProxyType({"gloo": "cpu", "nccl": "cuda"})
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A planned and emitted training program, not yet running."""
+
+    plan: Plan
+    source: str
+    report: Mapping[str, float]
+    """Seconds that each stage took."""
+    model: nn.Module
+    device_type: str
+    optimizer: OptimizerFactory | None
+    clip_norm: float | None
+
+    def save(self, folder: str | Path) -> None:
+        """Write plan.json and module.py. Not a collective: call it on one rank."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.plan.save(folder / "plan.json")
+        (folder / "module.py").write_text(self.source, encoding="utf-8")
+
+    def materialize(self) -> TrainingModule:
+        """This rank's part of the program, with rank 0's weights. A collective under torchrun.
+
+        A model on meta has no weights: its module comes uninitialised, for `load_weights`. Errors:
+        AutoparError where the world isn't the plan's.
+        """
+        module = TrainingModule(
+            run_program(self.source),
+            optimizer=self.optimizer,
+            clip_norm=self.clip_norm,
+            device_type=self.device_type,
+        )
+        if not any(p.is_meta for p in self.model.parameters()):
+            module.load_from_rank0(self.model)
+        return module
+
+
+def device_type_of(cluster: ClusterSpec) -> str:
+    """torch's device type for a cluster's backend. Errors: AutoparError for an unknown backend."""
+    if cluster.device.backend not in DEVICE_TYPES:
+        raise AutoparError(
+            f"device.backend is {cluster.device.backend!r}: autopar runs on "
+            f"{' and '.join(DEVICE_TYPES)}"
+        )
+    return DEVICE_TYPES[cluster.device.backend]
+
+
+def headline(plan: Plan) -> tuple[str, ...]:
+    """The lines that an emitted module's docstring has on its plan."""
+    mesh = ", ".join(f"{axis} {size}" for axis, size in plan.axes.items())
+    return (
+        "",
+        f"Plan: {mesh}; a global batch of {plan.batch_size} in {plan.microbatches} "
+        f"microbatch{'es' if plan.microbatches > 1 else ''}. Change the plan, not this file.",
+    )

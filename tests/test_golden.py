@@ -1,0 +1,89 @@
+"""What GPT-2 under tensor and sequence parallelism on four processes comes to, as files to read.
+
+`pytest tests/test_golden.py --update-golden` writes them anew; read the diff before committing it.
+"""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import cluster
+from equality import Comparison, compiled, run
+from models import float32_raised, gpt2
+from pool import Pool
+
+import autopar
+
+FOLDER = Path(__file__).parent / "golden"
+MODULE = FOLDER / "gpt2_tp4_sequence.module.py.txt"
+PLAN = FOLDER / "gpt2_tp4_sequence.plan.json"
+
+
+def golden_program() -> autopar.Compiled:
+    """The case as the compiler makes it now."""
+    with float32_raised():
+        return compiled(gpt2(), "tp4_sequence", cluster())
+
+
+@pytest.fixture
+def program(update_golden: bool) -> autopar.Compiled:
+    """The case; with --update-golden it is written to the files."""
+    made = golden_program()
+    if update_golden:
+        FOLDER.mkdir(exist_ok=True)
+        MODULE.write_text(made.source, encoding="utf-8")
+        PLAN.write_text(made.plan.to_json(), encoding="utf-8")
+    return made
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality of JSON values; numbers with a point up to the last digits of their arithmetic."""
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and bool(left == right)
+
+
+def test_module(program: autopar.Compiled) -> None:
+    assert program.source == MODULE.read_text(encoding="utf-8")
+
+
+def test_plan(program: autopar.Compiled) -> None:
+    golden = json.loads(PLAN.read_text(encoding="utf-8"))
+    assert same(json.loads(program.plan.to_json()), golden), program.plan.to_json()
+
+
+def execute(source: str) -> Comparison:
+    """A task for the pool: the golden file's source, not what the emitter would write now."""
+    with float32_raised():
+        job = gpt2()
+        return run(job, replace(compiled(job, "tp4_sequence", cluster()), source=source))
+
+
+def test_golden_module_is_right(pool4: Pool, program: autopar.Compiled) -> None:
+    """Executed on four processes it equals the plain model, with the plan's bytes."""
+    for comparison in pool4.run(execute, MODULE.read_text(encoding="utf-8")):
+        assert isinstance(comparison, Comparison)
+        assert comparison.worst <= 1e-9, comparison
+        assert comparison.counted == comparison.planned
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        ({"a": [1, 2.0]}, {"a": [1, 2.0 + 1e-12]}, True),
+        ({"a": [1, 2.0]}, {"a": [1, 2.1]}, False),
+        ({"a": [1, 2.0]}, {"a": [1]}, False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, False),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": "x"}, {"a": "y"}, False),
+    ],
+)
+def test_comparison_of_json(left: Any, right: Any, equal: bool) -> None:
+    assert same(left, right) is equal

@@ -1,0 +1,325 @@
+"""The ILP against brute force, under both solvers; nothing here knows a model or a strategy."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import random
+import time
+
+import highspy
+import pulp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import AutoparError
+from autopar.planning import ilp
+from autopar.planning.ilp import evaluate, solve, undominated
+from autopar.planning.problem import (
+    Choice,
+    Edge,
+    Infeasible,
+    PlanningProblem,
+    Slot,
+    Solution,
+    Use,
+)
+from autopar.planning.rows import Rows, limit_memory
+
+SOLVERS = ("highs", "cbc")
+INSTANCES = 150
+
+
+def random_problem(seed: int) -> PlanningProblem:
+    """Three to six slots in a chain with skip edges; every fourth is in microseconds and kilobytes,
+    every fourth in minutes and gigabytes. The limit lies between the least and the most memory."""
+    rng = random.Random(seed)
+    second, byte = ((1.0, 1), (1e-6, 1024), (60.0, 10**9 + 7), (1e-3, 2**20))[seed % 4]
+    slots = tuple(
+        Slot(f"slot{s}", random_choices(rng, second, byte), rng.choice(("a", "b")))
+        for s in range(rng.randint(3, 6))
+    )
+    edges = [random_edge(rng, slots, s, second, byte) for s in range(len(slots) - 1)]
+    base_s, base_bytes = rng.choice((0.0, 3.0)) * second, rng.randint(0, 20) * byte
+    free = PlanningProblem(slots, tuple(edges), 0, base_s, base_bytes)
+    sizes = sorted(memory for _, memory in possible(free).values())
+    if not sizes:
+        return free
+    limit = sizes[int(len(sizes) * rng.random() ** 2)] + rng.choice((0, 0, 1, -1))
+    return dataclasses.replace(free, limit_bytes=limit)
+
+
+def random_choices(rng: random.Random, second: float, byte: int) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(
+            rng.choice((0.0, rng.uniform(1, 10))) * second,
+            rng.randint(0, 60) * byte,
+            rng.choice((0, 10, 30)) * byte,
+        )
+        for _ in range(rng.randint(2, 4))
+    )
+
+
+def random_edge(
+    rng: random.Random, slots: tuple[Slot, ...], source: int, second: float, byte: int
+) -> Edge:
+    """Used by the next slot, by up to two later ones, and at times twice by one slot."""
+    later = range(source + 1, len(slots))
+    users = [source + 1, *(rng.choice(later) for _ in range(rng.choice((0, 0, 1, 2))))]
+    layouts = rng.randint(2, 3)
+
+    def use(slot: int) -> Use:
+        options = (*range(layouts), *range(layouts), None)
+        return Use(slot, tuple(rng.choice(options) for _ in slots[slot].choices))
+
+    def price(made: int, needed: int) -> float | None:
+        if made == needed:
+            return 0.0
+        return None if rng.random() < 0.15 else rng.choice((0.0, rng.uniform(0.5, 5))) * second
+
+    table = tuple(tuple(price(m, n) for n in range(layouts)) for m in range(layouts))
+    sizes = tuple(
+        tuple(0 if m == n else rng.choice((0, 7, 25)) * byte for n in range(layouts))
+        for m in range(layouts)
+    )
+    return Edge(f"value{source}", use(source), tuple(map(use, users)), table, sizes)
+
+
+def possible(problem: PlanningProblem) -> dict[tuple[int, ...], tuple[float, int]]:
+    """Every choice that the edges admit, with its cost."""
+    every = itertools.product(*(range(len(slot.choices)) for slot in problem.slots))
+    costs = ((choices, evaluate(problem, choices)) for choices in every)
+    return {choices: cost for choices, cost in costs if cost is not None}
+
+
+@functools.cache
+def brute_force(seed: int) -> float | Infeasible:
+    problem = random_problem(seed)
+    costs = list(possible(problem).values())
+    if not costs:
+        return Infeasible(0, impossible=True)
+    fitting = [seconds for seconds, memory in costs if memory <= problem.limit_bytes]
+    if not fitting:
+        return Infeasible(min(memory for _, memory in costs) - problem.limit_bytes)
+    return min(fitting)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("first", range(0, INSTANCES, 30))
+def test_equals_brute_force(first: int, solver: str) -> None:
+    for seed in range(first, first + 30):
+        problem, expected = random_problem(seed), brute_force(seed)
+        found = solve(problem, solver=solver, gap=1e-9)
+        if isinstance(expected, Infeasible):
+            assert found == expected, seed
+            continue
+        assert isinstance(found, Solution), seed
+        assert found.seconds == pytest.approx(expected, rel=1e-6, abs=1e-15), seed
+        assert found.memory_bytes <= problem.limit_bytes
+        assert (found.seconds, found.memory_bytes) == evaluate(problem, found.choices)
+        assert found.bound_seconds <= expected * (1 + 1e-9), seed
+        assert found.bound_seconds == pytest.approx(expected, rel=1e-6, abs=1e-7), seed
+
+
+def test_instances_are_worth_solving() -> None:
+    """At least half have a binding limit; sharing and forbidden pairs decide some; some fail."""
+    kinds = {"binding": 0, "free": 0, "short": 0, "shared": 0, "forbidden": 0}
+    for seed in range(INSTANCES):
+        problem, best = random_problem(seed), brute_force(seed)
+        if isinstance(best, Infeasible):
+            kinds["short"] += not best.impossible
+            continue
+        unlimited = min(seconds for seconds, _ in possible(problem).values())
+        kinds["binding" if best > unlimited else "free"] += 1
+        kinds["shared"] += any(len(set(e.uses)) > 1 for e in problem.edges)
+        kinds["forbidden"] += any(s is None for e in problem.edges for r in e.seconds for s in r)
+    assert kinds["binding"] >= INSTANCES / 2, kinds
+    assert min(kinds.values()) >= 5, kinds
+
+
+def two_uses(needed: tuple[int, int], seconds: float | None = 2.0) -> PlanningProblem:
+    """One value, made in layout 0, that two slots need: the first may take `needed[0]` only."""
+    slot = (Choice(1.0, 10, 0),)
+    uses = tuple(Use(1 + k, (layout,)) for k, layout in enumerate(needed))
+    table = ((0.0, seconds, seconds), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    sizes = ((0, 5, 5), (0, 0, 0), (0, 0, 0))
+    slots = tuple(Slot(name, slot, name) for name in "abc")
+    return PlanningProblem(slots, (Edge("v", Use(0, (0,)), uses, table, sizes),), 100)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_shared_conversion_counts_once(solver: str) -> None:
+    once, twice = (solve(two_uses(n), solver=solver) for n in ((1, 1), (1, 2)))
+    assert isinstance(once, Solution) and isinstance(twice, Solution)
+    assert (once.seconds, once.memory_bytes) == (5.0, 35)
+    assert (twice.seconds, twice.memory_bytes) == (7.0, 40)
+    tight = dataclasses.replace(two_uses((1, 1)), limit_bytes=35)
+    assert isinstance(solve(tight, solver=solver), Solution)
+    assert solve(dataclasses.replace(tight, limit_bytes=34), solver=solver) == Infeasible(1)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_impossible(solver: str) -> None:
+    problem = two_uses((1, 1), seconds=None)
+    assert evaluate(problem, (0, 0, 0)) is None
+    assert solve(problem, solver=solver) == Infeasible(0, impossible=True)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_transients_add_up_within_a_group_only(solver: str) -> None:
+    def problem(*groups: str) -> PlanningProblem:
+        slots = tuple(Slot(g, (Choice(1.0, 3, 10), Choice(2.0, 3, 4)), g) for g in groups)
+        return PlanningProblem(slots, (), 19)
+
+    apart, together = solve(problem("a", "b"), solver=solver), solve(problem("a", "a"))
+    assert isinstance(apart, Solution) and isinstance(together, Solution)
+    assert (apart.seconds, apart.memory_bytes) == (2.0, 16)
+    assert evaluate(problem("a", "a"), (0, 1)) == (3.0, 20)
+    assert (together.seconds, together.memory_bytes) == (4.0, 14)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_one_byte_decides_among_80_gigabytes(solver: str) -> None:
+    sizes = (80 * 10**9 // 8 + 1, 80 * 10**9 // 8 - 1)
+    slots = tuple(
+        Slot(f"s{k}", (Choice(1.0 + k / 8, sizes[0], 0), Choice(2.0, sizes[1], 0)))
+        for k in range(8)
+    )
+    problem = PlanningProblem(slots, (), 80 * 10**9)
+    exact = solve(problem, solver=solver, gap=0.0)
+    below = solve(dataclasses.replace(problem, limit_bytes=80 * 10**9 - 1), solver=solver, gap=0.0)
+    assert isinstance(exact, Solution) and isinstance(below, Solution)
+    assert exact.choices == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert below.choices == (0, 0, 0, 1, 1, 1, 1, 1)
+    none = solve(dataclasses.replace(problem, limit_bytes=80 * 10**9 - 9), solver=solver)
+    assert none == Infeasible(1)
+
+
+def test_no_slots() -> None:
+    problem = PlanningProblem((), (), 10, 1.5, 7)
+    assert solve(problem) == Solution((), 1.5, 7, 1.5)
+    assert solve(dataclasses.replace(problem, limit_bytes=5)) == Infeasible(2)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_cutoff(solver: str) -> None:
+    problem = next(p for p in map(random_problem, range(INSTANCES)) if len(possible(p)) > 50)
+    best = solve(problem, solver=solver)
+    assert isinstance(best, Solution)
+    assert solve(problem, solver=solver, cutoff_s=best.seconds * 0.999) == Infeasible(0)
+    again = solve(problem, solver=solver, cutoff_s=best.seconds * 1.001)
+    assert isinstance(again, Solution) and again.seconds == pytest.approx(best.seconds)
+
+
+def layers(count: int) -> PlanningProblem:
+    """Identical layers of three regions, each in 3 layouts × recompute or not. Half the memory
+    that the choices differ by is there; each value goes on to the next region."""
+    rng = random.Random(7)
+    kinds = [
+        tuple(
+            Choice(
+                (5 + r) * 1e-3 * (1.3 if c % 2 else 1.0) * rng.uniform(0.9, 1.1),
+                int(6e8 * (0.3 if c % 2 else 1.0) * rng.uniform(0.8, 1.2)) // 512 * 512,
+                rng.randint(1, 4) * 2**27,
+            )
+            for c in range(6)
+        )
+        for r in range(3)
+    ]
+    slots = tuple(
+        Slot(f"{layer}/{r}", kinds[r], str(layer)) for layer in range(count) for r in range(3)
+    )
+    table = tuple(tuple(abs(m - n) * 4e-4 for n in range(3)) for m in range(3))
+    sizes = tuple(tuple(abs(m - n) * 2**22 for n in range(3)) for m in range(3))
+    of = tuple(c // 2 for c in range(6))
+    edges = tuple(
+        Edge(f"h{s}", Use(s, of), (Use(s + 1, of),), table, sizes) for s in range(len(slots) - 1)
+    )
+    totals = [f(c.resident_bytes for c in slot.choices) for slot in slots for f in (min, max)]
+    return PlanningProblem(slots, edges, sum(totals) // 2)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_many_identical_layers(solver: str) -> None:
+    problem = layers(48)
+    found = solve(problem, solver=solver, gap=1e-4)
+    assert isinstance(found, Solution)
+    assert found.memory_bytes <= problem.limit_bytes
+    assert 0 <= found.seconds - found.bound_seconds <= 1.001e-4 * found.seconds
+    unlimited = solve(dataclasses.replace(problem, limit_bytes=10**15), solver=solver)
+    assert isinstance(unlimited, Solution) and unlimited.seconds < found.bound_seconds
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_same_problem_same_answer(solver: str) -> None:
+    for problem in (layers(6), *map(random_problem, range(10))):
+        assert solve(problem, solver=solver) == solve(problem, solver=solver)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_time_limit_leaves_a_true_bound(solver: str) -> None:
+    problem = layers(24)
+    exact = solve(problem, gap=1e-4)
+    assert isinstance(exact, Solution)
+    started = time.monotonic()
+    try:
+        stopped = solve(problem, solver=solver, gap=0.0, time_limit_s=0.2)
+    except AutoparError as error:
+        assert "time_limit_s" in str(error)
+        return
+    assert time.monotonic() - started < 10
+    assert isinstance(stopped, Solution)
+    assert stopped.memory_bytes <= problem.limit_bytes
+    assert stopped.bound_seconds <= exact.seconds
+
+
+def test_bytes_hidden_by_a_tolerance_are_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that lets a choice through which is over the limit gets a tighter row."""
+    problem = layers(2)
+    honest = solve(problem)
+
+    def loose(rows: Rows, headroom_bytes: int) -> None:
+        limit_memory(rows, headroom_bytes + 2**24)
+
+    monkeypatch.setattr(ilp, "limit_memory", loose)
+    found = solve(problem)
+    assert isinstance(found, Solution) and isinstance(honest, Solution)
+    assert found.memory_bytes <= problem.limit_bytes
+    assert found.bound_seconds <= honest.seconds <= found.seconds
+
+
+def test_highs_runs_after_others_used_it_with_more_threads() -> None:
+    """HiGHS refuses another number of threads than the process first used."""
+    model = pulp.LpProblem("other", pulp.LpMinimize)
+    model += model.add_variable("a", 1.0)
+    model.solve(pulp.HiGHS(msg=False, threads=highspy.Highs().getOptionValue("threads")[1] or 0))
+    assert isinstance(solve(two_uses((1, 1))), Solution)
+
+
+def test_unknown_solver() -> None:
+    with pytest.raises(AutoparError, match='no solver is called \'scip\': choose "highs" or "cbc"'):
+        solve(two_uses((1, 1)), solver="scip")
+
+
+def test_dominated_choices_go() -> None:
+    costs = ((2.0, 5, 1), (1.0, 5, 1), (1.0, 5, 1), (1.0, 6, 1), (3.0, 4, 9))
+    slot = Slot("s", tuple(Choice(*cost) for cost in costs))
+    alone = PlanningProblem((slot,), (), 100)
+    assert undominated(alone) == ((1, 4),)
+    edge = Edge("v", Use(0, (0, 1, 1, 1, 1)), (), ((0.0,), (0.0,)), ((0,), (0,)))
+    assert undominated(dataclasses.replace(alone, edges=(edge,))) == ((0, 1, 4),)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(1000, 10**6), solver=st.sampled_from(SOLVERS))
+def test_no_random_choice_is_better(seed: int, solver: str) -> None:
+    problem, rng = random_problem(seed), random.Random(seed)
+    found = solve(problem, solver=solver)
+    if isinstance(found, Solution):
+        assert found.memory_bytes <= problem.limit_bytes
+    best = found.seconds if isinstance(found, Solution) else math.inf
+    for _ in range(200):
+        cost = evaluate(problem, [rng.randrange(len(slot.choices)) for slot in problem.slots])
+        if cost is not None and cost[1] <= problem.limit_bytes:
+            assert best <= cost[0] * (1 + 1e-6)
