@@ -27,7 +27,7 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest
 
-# Also the tests that need a GPU; they fail, and aren't skipped, where there is none.
+# Also the slow tests and those that need a GPU; the latter fail, and aren't skipped, where there is none.
 test-all: lint
 	$(BIN)/python -m pytest -m ""
 

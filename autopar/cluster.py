@@ -7,14 +7,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from autopar.errors import AutoparError
+from autopar.preset_files import read_preset
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,6 @@ def describe_cluster(spec: ClusterSpec) -> dict[str, Any]:
     return dict(full)
 
 
-def preset_names() -> tuple[str, ...]:
-    """The presets that come with autopar, sorted."""
-    names = [file.name for file in _presets().iterdir()]
-    return tuple(sorted(n.removesuffix(".json") for n in names if n.endswith(".json")))
-
-
 # ---------------------------------------------------------------- from text and files to mappings
 
 
@@ -140,17 +133,6 @@ def _exponents(data: Any) -> Any:
     return float(data) if number else data
 
 
-def _preset(name: str) -> Mapping[str, Any]:
-    if name not in preset_names():
-        raise AutoparError(f"unknown preset {name!r}: known are {', '.join(preset_names())}")
-    preset: Mapping[str, Any] = json.loads((_presets() / f"{name}.json").read_text("utf-8"))
-    return preset
-
-
-def _presets() -> Traversable:
-    return resources.files("autopar") / "presets"
-
-
 def _plain(data: Any) -> Any:
     """`data` with each {"value": v, "source": …, "date": …} replaced by v."""
     if isinstance(data, Mapping):
@@ -167,7 +149,7 @@ def _from_mapping(spec: Mapping[str, Any]) -> ClusterSpec:
         return _build(full, full.get("source", "given by the user"), full.get("date", ""))
     given = _known_keys("cluster_spec", _plain(spec), _PRESET_KEYS)
     name, colon, count = str(given["preset"]).partition(":")
-    preset = _preset(name)
+    preset = read_preset(name)
     if colon and "devices" in given:
         raise AutoparError(f"devices is given twice: {given['preset']!r} and {given['devices']!r}")
     devices = _count_in(given["preset"], count) if colon else given.get("devices")

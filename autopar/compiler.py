@@ -43,7 +43,7 @@ def compile(
     pin: Mapping[str, Any] | None = None,
     forbid: Iterable[str] = (),
     memory_fraction: float = 1.0,
-    gap: float = 1e-4,
+    gap: float = 1e-3,
     time_limit_s: float | None = None,
 ) -> Compiled:
     """Plan and emit the training of `model` on a cluster.
@@ -51,13 +51,13 @@ def compile(
     `model` may live on the meta device. `batch` is what one optimizer step consumes over the whole
     cluster (tensors, meta ones will do; the first dim is the batch); left out, it is
     `model.example_input_array`, or derived from a Hugging Face model's config and signature, and
-    the plan's assumptions say so. `loss(outputs, batch)` may be
-    left out where the model returns a scalar or has `.loss`. `optimizer`: a class or partial of
-    torch.optim, or a callable of (name, parameter) pairs; default AdamW. `strategies`,
-    `cost_models`: names or instances; left out, all that are installed. `pin` fixes axes
-    ("dp": 2), "microbatches", strategies (True, False, or options) and, under "layers", strategies
-    by glob of module names; `forbid` names strategies or axes. `memory_fraction` of the device's
-    memory may be used. Planning stops at a relative `gap` or after `time_limit_s` a mesh.
+    the plan's assumptions say so. `loss(outputs, batch)` may be left out where the model returns a
+    scalar or has `.loss`. `optimizer`: a class or partial of torch.optim, or a callable of (name,
+    parameter) pairs; default AdamW. `strategies`, `cost_models`: names or instances; left out, all
+    that are installed. `pin` fixes axes ("dp": 2), "microbatches", strategies (True, False, or
+    options) and, under "layers", strategies by glob of module names; `forbid` names strategies or
+    axes. `memory_fraction` of the device's memory may be used. Planning stops at a relative `gap`
+    or after `time_limit_s` a mesh.
 
     Under torchrun rank 0 plans for all; every rank must call. Errors: AutoparError (and its
     InfeasibleError where nothing fits into memory), with the numbers and what to do.

@@ -91,7 +91,9 @@ def _sequence(model: nn.Module, config: Any) -> tuple[int, str]:
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:
         kind = type(config).__name__
-        raise _underivable(model, f"{kind} has no max_position_embeddings, so how long is a text?")
+        raise _underivable(
+            model, f"{kind} has no max_position_embeddings, which would say how long a text is"
+        )
     length = min(longest, LONGEST, *_usable_positions(model))
     return length, f"sequence {length} of max_position_embeddings {longest}"
 
@@ -124,6 +126,5 @@ def _check_classes(model: nn.Module, config: Any) -> None:
     problem, classes = getattr(config, "problem_type", None), getattr(config, "num_labels", None)
     single = problem in (None, "single_label_classification")
     if not single or not isinstance(classes, int) or classes < 2:
-        raise _underivable(
-            model, f"with problem_type {problem!r} and num_labels {classes!r}, what are the labels?"
-        )
+        given = f"problem_type {problem!r} and num_labels {classes!r}"
+        raise _underivable(model, f"with {given} nobody can tell what a label is")

@@ -14,7 +14,7 @@ def difference(before: Plan, after: Plan) -> str:
     """The differences as text, a line each; "" where the plans are equal."""
     if before == after:
         return ""
-    decisions = [*_decisions(before, after), *_regions(before, after)]
+    decisions = [*_decisions(before, after), *_regions(before, after), *_notes(before, after)]
     figures = [*_figures(before, after), *_collectives(before, after), *_proof(before, after)]
     lines = []
     for title, changes in (("decisions", decisions), ("figures", figures)):
@@ -38,7 +38,6 @@ def _decisions(before: Plan, after: Plan) -> list[Change]:
             "mesh": _sizes(plan.mesh),
             "batch": batch_text(plan.batch),
             "microbatches": str(plan.microbatches),
-            "assumptions": "; ".join(plan.assumptions) or "none",
         }
 
     old, new = facts(before), facts(after)
@@ -47,6 +46,14 @@ def _decisions(before: Plan, after: Plan) -> list[Change]:
         plain = before.axes == before.mesh and after.axes == after.mesh
         changes = [c for c in changes if not (plain and c[0] == "mesh")]
     return changes
+
+
+def _notes(before: Plan, after: Plan) -> Iterator[Change]:
+    """Assumptions that came or went."""
+    for note in dict.fromkeys((*before.assumptions, *after.assumptions)):
+        if (note in before.assumptions) != (note in after.assumptions):
+            there = note in before.assumptions
+            yield f"assumption {note!r}", *(("there", "gone") if there else ("absent", "there"))
 
 
 def _cluster(plan: Plan) -> str:
@@ -73,9 +80,11 @@ def _regions(before: Plan, after: Plan) -> Iterator[Change]:
     old, new = _by_place(before), _by_place(after)
     joined: dict[tuple[str, str, str], list[str]] = {}
     for layer, region in dict.fromkeys((*old, *new)):
-        texts = [_choice(found.get((layer, region))) for found in (old, new)]
-        if texts[0] != texts[1]:
-            joined.setdefault((region, *texts), []).append(layer)  # type: ignore[arg-type]
+        pair = old.get((layer, region)), new.get((layer, region))
+        brief, full = [tuple(_choice(one, long) for one in pair) for long in (False, True)]
+        if full[0] != full[1]:
+            first, second = brief if brief[0] != brief[1] else full
+            joined.setdefault((region, first, second), []).append(layer)
     for (region, first, second), layers in joined.items():
         yield f"{layer_span(tuple(layers))} {region}", first, second
 
@@ -84,13 +93,20 @@ def _by_place(plan: Plan) -> dict[tuple[str, str], RegionChoice]:
     return {(layer, choice.region): choice for choice in plan.regions for layer in choice.layers}
 
 
-def _choice(choice: RegionChoice | None) -> str:
+def _choice(choice: RegionChoice | None, long: bool) -> str:
+    """A region's choice as text; `long` with the names of its sharded parameters."""
     if choice is None:
         return "absent"
     splits = [f"{dim} over {' · '.join(axes)}" for dim, axes in choice.splits.items()]
+    alike: dict[str, list[str]] = {}
+    for name, p in choice.params.items():
+        lives = {"value": p.param, "gradient": p.grad, "state": p.state}
+        texts = [f"{what} over {' · '.join(axes)}" for what, axes in lives.items() if axes]
+        text = ", ".join([*texts, *([f"summed by {p.sync.function}"] if p.sync else [])])
+        alike.setdefault(text, []).append(name)
     sharded = [
-        f"{name} param {list(p.param)} grad {list(p.grad)} state {list(p.state)}"
-        for name, p in choice.params.items()
+        f"{', '.join(names) if long else f'{len(names)} parameters'}: {text}"
+        for text, names in alike.items()
     ]
     return f"{strategies_text(choice)} ({'; '.join([*splits, *sharded]) or 'whole'})"
 

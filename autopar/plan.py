@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic.dataclasses import dataclass
@@ -34,12 +34,43 @@ class ModelId:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class SendChoice:
+    """One collective of a gradient's own sync; see `autopar.plugin.Send`."""
+
+    op: Literal["all_reduce", "all_gather", "reduce_scatter"]
+    fraction: float
+    dtype: str
+    index_bytes: int
+
+
+@dataclass(frozen=True, config=_STRICT)
+class StateChoice:
+    """A tensor kept beside a parameter; see `autopar.plugin.StateSpec`."""
+
+    name: str
+    kind: Literal["I", "P"]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class SyncChoice:
+    """How a gradient is summed in its own way; see `autopar.plugin.GradientSync`."""
+
+    axes: tuple[str, ...]
+    function: str
+    options: Mapping[str, Option]
+    sends: tuple[SendChoice, ...]
+    passes: float
+    state: tuple[StateChoice, ...]
+
+
+@dataclass(frozen=True, config=_STRICT)
 class ParamChoice:
     """The axes that a parameter's value, gradient and optimizer state are sharded over."""
 
     param: tuple[str, ...]
     grad: tuple[str, ...]
     state: tuple[str, ...]
+    sync: SyncChoice | None = None
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -156,7 +187,7 @@ class Plan:
         data = read_json(text, "a plan")
         if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
             raise AutoparError(
-                f"the plan has format {data['format']!r}; this autopar reads format {FORMAT}"
+                f"the plan has format {_short(data['format'])}; this autopar reads format {FORMAT}"
             )
         try:
             return _adapter().validate_json(text)
@@ -197,6 +228,11 @@ class Plan:
 
     def __str__(self) -> str:
         return self.summary()
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:79]}…"
 
 
 @functools.cache

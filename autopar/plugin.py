@@ -15,6 +15,7 @@ from autopar.errors import AutoparError
 from autopar.mesh import AxisPart, Mesh, Split
 
 __all__ = [
+    "BUCKET",
     "AutoparError",
     "AxisPart",
     "AxisSpec",
@@ -26,6 +27,7 @@ __all__ = [
     "Device",
     "Dim",
     "Effect",
+    "GradientSync",
     "Link",
     "Mesh",
     "Option",
@@ -36,10 +38,13 @@ __all__ = [
     "Region",
     "Resident",
     "Role",
+    "Send",
     "Split",
+    "StateSpec",
     "Strategy",
 ]
 
+BUCKET = "bucket"
 Phase = Literal["forward", "backward", "grad_sync", "optimizer"]
 Role = Literal["batch", "sequence", "hidden", "heads", "query_group", "ffn", "vocab", "other"]
 Option = str | int | float | bool | None
@@ -109,13 +114,54 @@ class AxisSpec:
 
 
 @dataclass(frozen=True)
+class Send:
+    """One collective of a gradient's own sync, in terms of the local gradient: `fraction` of its
+    elements (rounded up), each in `dtype` ("": the gradient's) with `index_bytes` beside it."""
+
+    op: Literal["all_reduce", "all_gather", "reduce_scatter"]
+    fraction: float = 1.0
+    dtype: str = ""
+    index_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A tensor kept beside a parameter, shaped like its local gradient and of its dtype; zero at
+    first. `kind` over the sync's axes: "I" the same on every rank, "P" each rank's own share of a
+    sum (error feedback): a checkpoint saves the sum and gives it to the first rank."""
+
+    name: str
+    kind: Literal["I", "P"]
+
+
+@dataclass(frozen=True)
+class GradientSync:
+    """How a gradient is summed over `axes` instead of by an all-reduce, once a step.
+
+    The emitted module imports `function` ("package.module:name") and calls it as
+    `function(root, names=(…), axis=group, **options)` on accumulated gradients. `sends` and
+    `passes` (reads and writes of the whole local gradient) are what is priced, `state` what is
+    kept.
+    """
+
+    axes: Split
+    function: str
+    options: tuple[tuple[str, Option], ...] = ()
+    sends: tuple[Send, ...] = ()
+    passes: float = 0.0
+    state: tuple[StateSpec, ...] = ()
+
+
+@dataclass(frozen=True)
 class ParamPlan:
     """How one parameter lives: the axes that its value, gradient and optimizer state are sharded
-    over, beyond what the region's splits say. Empty: whole on every rank."""
+    over, beyond what the region's splits say (empty: whole on every rank), and its own gradient
+    sync if it has one."""
 
     param: Split = ()
     grad: Split = ()
     state: Split = ()
+    sync: GradientSync | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +288,9 @@ class Collective:
     per: Literal["microbatch", "step"]
     what: str
     """What is communicated: a tensor's or a parameter's name."""
+    unit: str = ""
+    """The runtime joins a layer's collectives of one unit, op, phase and axes into one call, and
+    those of the unit BUCKET over all layers, in buckets. "": a call of its own."""
     kind: ClassVar[str] = "collective"
 
 

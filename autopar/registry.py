@@ -2,8 +2,9 @@
 
 import dataclasses
 import typing
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -63,6 +64,47 @@ def select_cost_models(
                 f"({', '.join(model.name for model in models) or 'none'}) must price them"
             )
     return models
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A plugin's entry point, and why it can't be used ("" where it can)."""
+
+    name: str
+    value: str
+    distribution: str
+    fault: str
+
+
+def installed_plugins(
+    strategies: Iterable[EntryPoint] | None = None, cost_models: Iterable[EntryPoint] | None = None
+) -> Mapping[str, tuple[Installed, ...]]:
+    """All plugins by kind ("strategies", "cost models"), sorted by name; broken ones too. The
+    arguments as `installed` of `select_strategies`."""
+    if strategies is None:
+        strategies = entry_points(group=STRATEGIES)
+    if cost_models is None:
+        cost_models = entry_points(group=COST_MODELS)
+    return {
+        "strategies": _listed(strategies, Strategy),
+        "cost models": _listed(cost_models, CostModel),
+    }
+
+
+def _listed(installed: Iterable[EntryPoint], base: type[Plugin]) -> tuple[Installed, ...]:
+    points = list(installed)
+    claims = Counter(point.name for point in points)
+    found = []
+    for point in points:
+        fault = "its name is claimed more than once" if claims[point.name] > 1 else ""
+        try:
+            _load({point.name: point}, point.name, base)
+        except AutoparError as error:
+            fault = str(error)
+        dist = point.dist
+        who = "an unknown distribution" if dist is None else f"{dist.name} {dist.version}"
+        found.append(Installed(point.name, point.value, who, fault))
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.value)))
 
 
 # ---------------------------------------------------------------- choosing

@@ -1,6 +1,7 @@
 """A plan as a person reads it."""
 
 import io
+from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
@@ -55,16 +56,17 @@ def _regions(plan: Plan) -> Table:
 
 
 def _sharded(choice: RegionChoice) -> str:
-    axes = {" · ".join(p.param) for p in choice.params.values() if p.param}
-    return f"{len(choice.params)} over {', '.join(sorted(axes))}" if axes else ""
+    axes = Counter(" · ".join(p.state) for p in choice.params.values() if p.state)
+    return ", ".join(f"{count} over {names}" for names, count in sorted(axes.items()))
 
 
 def strategies_text(choice: RegionChoice) -> str:
-    """A region's strategies with their options: "data, zero 3"."""
-    names = [
-        name + "".join(f" {v}" for v in options.values())
-        for name, options in choice.strategies.items()
-    ]
+    """A region's strategies with their options: "data, zero 3 within 2"."""
+    names = []
+    for name, options in choice.strategies.items():
+        first, *rest = options.items() or [("", "")]
+        words = [name, str(first[1]), *(f"{key} {value}" for key, value in rest)]
+        names.append(" ".join(word for word in words if word))
     return ", ".join(names) or "none (replicated)"
 
 

@@ -1,5 +1,6 @@
 """A progress bar with step, loss, tokens per second and time left, and a line every so often."""
 
+import statistics
 import time
 from types import TracebackType
 
@@ -17,7 +18,7 @@ class TrainingLog:
         self._console = console
         self._tokens_per_step = tokens_per_step
         self._first_end = self._last_end = time.monotonic()
-        self._steps_after_first = 0
+        self._seconds: list[float] = []
         self._progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -44,14 +45,19 @@ class TrainingLog:
     def tokens_per_s(self) -> float:
         """Mean rate since the end of the first step, which also sets things up; 0 until then."""
         elapsed_s = self._last_end - self._first_end
-        return self._steps_after_first * self._tokens_per_step / elapsed_s if elapsed_s else 0.0
+        return (len(self._seconds) - 1) * self._tokens_per_step / elapsed_s if elapsed_s else 0.0
 
-    def step(self, step: int, loss: float) -> None:
-        """One step, counted from 0, has ended with this loss."""
+    @property
+    def step_s(self) -> float:
+        """The median of the steps' seconds."""
+        return statistics.median(self._seconds)
+
+    def step(self, step: int, loss: float, seconds: float) -> None:
+        """One step, counted from 0, has ended with this loss and took so long."""
         self._last_end = time.monotonic()
         if step == 0:
             self._first_end = self._last_end
-        self._steps_after_first = step
+        self._seconds.append(seconds)
         self._progress.update(self._task, advance=1, loss=loss, rate=self.tokens_per_s)
         if (step + 1) % LINE_EVERY == 0:
             self.say(f"step {step + 1:4}  loss {loss:.3f}  {self.tokens_per_s:,.0f} tokens/s")

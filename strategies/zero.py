@@ -4,29 +4,50 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from autopar.plugin import AutoparError, Candidate, Mesh, ParamPlan, Refusal, Region, Strategy
+from autopar.plugin import (
+    AutoparError,
+    AxisPart,
+    Candidate,
+    Mesh,
+    ParamPlan,
+    Refusal,
+    Region,
+    Split,
+    Strategy,
+)
 
-STAGES = (3,)
+STAGES = (1, 2, 3)
 
 
 @dataclass(frozen=True)
 class Zero(Strategy):
     """Shards what lives of each trainable parameter over the axes that split the region's batch.
 
-    `stage` 3 shards value, gradient and optimizer state; None leaves the choice to the planner.
-    Communication that follows: the value is all-gathered before the forward and again before the
-    backward, and the gradient is reduce-scattered instead of all-reduced (Rajbhandari et al. 2020).
+    `stage` 1 shards optimizer state, 2 gradients as well, 3 values as well; None leaves the choice
+    to the planner. `within`: hybrid, sharded over neighbouring groups of that many ranks and
+    replicated across them; None shards over all of them.
+
+    Communication that follows (Rajbhandari et al. 2020): the value is all-gathered once a step (1,
+    2) or for every forward and every backward (3); the gradient is reduce-scattered instead of
+    all-reduced, once a step (1) or in every backward (2, 3). Where hybrid, the shards of gradients
+    are then all-reduced across groups, once a step.
     """
 
     stage: int | None = None
+    within: int | None = None
     name: ClassVar[str] = "zero"
     tier: ClassVar[Literal["dims", "state"]] = "state"
 
     def __post_init__(self) -> None:
-        if self.stage is not None and self.stage not in STAGES:
+        if self.stage is not None and (self.stage not in STAGES or self.stage is True):
             raise AutoparError(
                 f"zero has no stage {self.stage!r}: legal are "
                 f"{', '.join(map(str, STAGES))}, and False for none"
+            )
+        if self.within is not None and (type(self.within) is not int or self.within < 2):
+            raise AutoparError(
+                f"zero within {self.within!r}: it takes the number of ranks of a group that shares "
+                "one copy, at least 2"
             )
 
     def refine(
@@ -36,14 +57,48 @@ class Zero(Strategy):
         if candidate.options(self.name) is not None:
             return
         batch = region.dim("batch")
-        axes = () if batch is None else candidate.split(batch.name)
-        trainable = [param.name for param in region.params if param.trainable]
-        if not axes:
+        split = () if batch is None else candidate.split(batch.name)
+        # Scalars have no dim to shard.
+        names = [param.name for param in region.params if param.trainable and param.shape]
+        if not split:
             yield Refusal(f"region {region.name}: its batch isn't split, nothing is replicated")
             return
-        if not trainable:
+        if not names:
             yield Refusal(f"region {region.name} has no trainable parameters")
             return
+        axes = _group(split, mesh, self.within)
+        if isinstance(axes, Refusal):
+            yield axes
+            return
+        options = {} if self.within is None else {"within": self.within}
         for stage in STAGES if self.stage is None else (self.stage,):
-            plan = ParamPlan(param=axes, grad=axes, state=axes)
-            yield candidate.with_params(self.name, dict.fromkeys(trainable, plan), stage=stage)
+            plan = ParamPlan(axes if stage > 2 else (), axes if stage > 1 else (), axes)
+            yield candidate.with_params(
+                self.name, dict.fromkeys(names, plan), stage=stage, **options
+            )
+
+
+def _group(split: Split, mesh: Mesh, within: int | None) -> Split | Refusal:
+    """The innermost parts of the axes, of `within` ranks together; all where that is None."""
+    order = [axis for axis, _ in mesh.axes]
+    axes = tuple(sorted(split, key=lambda part: (order.index(part.axis), -part.stride)))
+    if within is None:
+        return axes
+    found: list[AxisPart] = []
+    left = within
+    for part in reversed(axes):
+        if left % part.size == 0:
+            found.insert(0, part)
+            left //= part.size
+        elif part.size % left == 0:
+            found.insert(0, AxisPart(part.axis, left, part.stride))
+            left = 1
+        else:
+            break
+        if left == 1:
+            return tuple(found)
+    text = " · ".join(f"{part.axis} {part.size}" for part in axes)
+    return Refusal(
+        f"zero within {within} ranks doesn't divide the batch's axes ({text}) into equal groups of "
+        "neighbours"
+    )

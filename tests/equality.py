@@ -33,12 +33,43 @@ PINS: dict[str, dict[str, Any]] = {
     "tp4": {"tp": 4, "tensor": True},
     "tp4_sequence": {"tp": 4, "tensor": True, "sequence": True},
     "dp2_tp2_sequence": {"dp": 2, "tp": 2, "tensor": True, "sequence": True},
-    "zero3": {"dp": 4, "zero": 3},
-    "zero3_tp2": {"dp": 2, "tp": 2, "tensor": True, "zero": 3},
+    **{
+        f"zero{stage}{name}": {**pins, "zero": stage}
+        for stage in (1, 2, 3)
+        for name, pins in {
+            "": {"dp": 4},
+            "_tp2": {"dp": 2, "tp": 2, "tensor": True},
+            "_tp2_sequence": {"dp": 2, "tp": 2, "tensor": True, "sequence": True},
+            "_microbatches2": {"dp": 4, "microbatches": 2},
+        }.items()
+    },
+    **{
+        f"hybrid{stage}": {"dp": 4, "microbatches": 2, "zero": {"stage": stage, "within": 2}}
+        for stage in (1, 2, 3)
+    },
+    "zero_mixed": {
+        "dp": 4,
+        "microbatches": 2,
+        "zero": 3,
+        "layers": {
+            "*.mlp": {"zero": 1},
+            "*attn": {"zero": {"stage": 2, "within": 2}},
+            "*l*n*[1m]": {"zero": 3},  # ln_1, input_layernorm: the rest of a layer
+        },
+    },
     "dp4_microbatches2": {"dp": 4, "microbatches": 2},
     "wide_batch": {"dp": 2, "tp": 2, "wide_batch": True},
     "wide_ffn": {"dp": 2, "tp": 2, "data": False, "wide_ffn": True},
 }
+EIGHT: dict[str, dict[str, Any]] = {
+    f"hybrid{stage}_{name}": {**pins, "zero": {"stage": stage, "within": 2}}
+    for stage in (1, 2, 3)
+    for name, pins in {
+        "tp2": {"dp": 4, "tp": 2, "tensor": True},
+        "tp2_sequence": {"dp": 4, "tp": 2, "tensor": True, "sequence": True},
+    }.items()
+}
+"""Cases for eight processes: on four, groups inside a data axis of 2 are all of it."""
 STRATEGIES = ("data", "sequence", "tensor", "zero", WideBatch(), WideFfn())
 
 
@@ -78,7 +109,7 @@ class Edit:
 def compiled(
     job: Job, case: str, cluster: str | dict[str, Any] = "cpu:4", **keywords: Any
 ) -> autopar.Compiled:
-    """A job planned for four CPU processes under one of PINS."""
+    """A job planned for four CPU processes under one of PINS (or of EIGHT, for eight)."""
     return autopar.compile(
         job.model,
         cluster,
@@ -87,7 +118,7 @@ def compiled(
         optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
         clip_norm=CLIP_NORM,
         strategies=STRATEGIES,
-        pin={**OFF, **PINS[case]},
+        pin={**OFF, **(EIGHT[case] if case in EIGHT else PINS[case])},
         **keywords,
     )
 
@@ -96,7 +127,7 @@ def compare(model: str, case: str) -> Comparison:
     """A task for the pool: one case, on every rank."""
     with float32_raised():
         job = MODELS[model]()
-        return run(job, compiled(job, case))
+        return run(job, compiled(job, case, "cpu:8" if case in EIGHT else "cpu:4"))
 
 
 def edited(program: autopar.Compiled, edits: tuple[Edit, ...]) -> autopar.Compiled:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from autopar.cluster import ClusterSpec, Device, Link, preset_names, resolve_cluster
+from autopar.cluster import ClusterSpec, Device, Link, describe_cluster, resolve_cluster
 from autopar.errors import AutoparError
+from autopar.preset_files import preset_info, preset_names, read_preset
 
 FULL: dict[str, Any] = {
     "device": {
@@ -192,3 +193,27 @@ def test_preset_is_well_formed(name: str) -> None:
     assert {"float32", "float64", "bfloat16", "float16"} <= dict(spec.device.flops_per_s).keys()
     assert 0 <= spec.device.overhead_bytes < spec.device.memory_bytes
     assert spec.links[-1].devices == 16
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_number_of_a_preset_is_listed_with_its_source(name: str) -> None:
+    info = preset_info(name)
+    listed = "\n".join(info.sources)
+    assert info.summary and info.date == read_preset(name)["date"]
+    assert "device.memory_bytes: " in listed
+    assert ".latency_s, " in listed or ".latency_s: " in listed
+
+
+@pytest.mark.parametrize("spec", [f"{name}:16" for name in preset_names()])
+def test_a_described_cluster_is_the_same_again(spec: str) -> None:
+    cluster = resolve_cluster(spec)
+    described = json.loads(json.dumps(describe_cluster(cluster)))
+    assert resolve_cluster(described) == cluster
+
+
+@pytest.mark.parametrize("key", ["name", "backend"])
+def test_names_are_text(key: str) -> None:
+    described = describe_cluster(resolve_cluster("cpu:4"))
+    described["device"][key] = ["gloo"]
+    with pytest.raises(AutoparError, match=rf"device.{key} must be text, not \['gloo'\]"):
+        resolve_cluster(described)

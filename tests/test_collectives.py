@@ -22,7 +22,7 @@ WIRE_ALPHA, WIRE_RATE = 1e-5, 1e8
 def cluster(devices: int) -> ClusterSpec:
     """Nodes of 4; one link only where that is all of it."""
     wire = (Link("wire", devices, WIRE_ALPHA, WIRE_RATE),) if devices > 4 else ()
-    return ClusterSpec(resolve_cluster("cpu:4").device, devices, (NODE, *wire), "a test", "")
+    return ClusterSpec(resolve_cluster("h100:8").device, devices, (NODE, *wire), "a test", "")
 
 
 def seconds(op: Op, nbytes: int, n: int) -> float:
@@ -47,6 +47,16 @@ def seconds(op: Op, nbytes: int, n: int) -> float:
 )
 def test_four_ranks_and_four_megabytes(op: Op, expected: float) -> None:
     assert seconds(op, 4_000_000, 4) == pytest.approx(expected)
+
+
+def test_gloo_reduce_scatters_by_an_all_reduce() -> None:
+    mesh, spec = Mesh((("tp", 4),)), resolve_cluster("cpu:4")
+
+    def price(op: Op) -> float:
+        effect = Collective(op, 10**6, (mesh.part("tp"),), "forward", "microbatch", "x")
+        return CollectiveCost().cost(effect, mesh, spec)
+
+    assert price("reduce_scatter") == price("all_reduce") == pytest.approx(2 * price("all_gather"))
 
 
 def test_a_short_broadcast_goes_down_a_tree() -> None:

@@ -1,5 +1,5 @@
-"""Faults put in on purpose turn the equality check red. Most of them leave the loss as it is: a test
-that compares losses alone would pass."""
+"""Faults put in on purpose turn the equality check red. Most of them leave the loss as it is: a
+test that compares losses alone would pass."""
 
 import re
 from collections.abc import Sequence
@@ -77,6 +77,12 @@ class _Scatter:
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
 
 
+def drop_gradient(model: Container) -> None:
+    """Called in every forward: what earlier microbatches left is gone."""
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
 LOCAL_MEAN = r"loss_sum / ((contiguous != -100).sum() * dp * MICROBATCHES)"
 FAULTS = {
     # Megatron's f. What lies behind the last one in the forward is right.
@@ -104,7 +110,7 @@ FAULTS = {
         r"norm|weights|.*\bln_\w+\.(weight|bias)",
         r"loss|transformer\.(w.e|h\.\d\.(attn|mlp)).*",
     ),
-    # AdamW and clipping take out a factor common to all gradients: the weights can't notice.
+    # Clipping and AdamW take out a factor common to all gradients: the weights are right to 1e-6.
     "zero: mean instead of sum": Fault(
         "gpt2",
         "zero3",
@@ -116,6 +122,26 @@ FAULTS = {
         "gpt2",
         "zero3",
         instead_of_shard_fully("shard_without_sum"),
+        r"norm|weights|transformer\..*",
+        r"loss",
+    ),
+    "hybrid: shards aren't summed over the groups": Fault(
+        "llama",
+        "hybrid2",
+        (Edit(r'sums=\("dp_0", "dp_1"\)', 'sums=("dp_1",)', 12),),
+        r"norm|weights|model\..*|lm_head.*",
+        r"loss",
+    ),
+    "zero 1: gradients of the last microbatch alone": Fault(
+        "gpt2",
+        "zero1_microbatches2",
+        (
+            Edit(r"\nimport torch\n", "\nimport torch\nfrom test_faults import drop_gradient\n"),
+            Edit(
+                r"(\n        # ---- vocab: dp splits batch\n        wte)",
+                r"\n        drop_gradient(self)\1",
+            ),
+        ),
         r"norm|weights|transformer\..*",
         r"loss",
     ),

@@ -3,8 +3,11 @@
 `pytest tests/test_golden.py --update-golden` writes them anew; read the diff before committing it.
 """
 
+import ast
 import json
 import math
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 from clusters import cluster
 from equality import Comparison, compiled, run
-from models import float32_raised, gpt2
+from models import MODELS, float32_raised, gpt2
 from pool import Pool
 
 import autopar
@@ -72,6 +75,29 @@ def test_golden_module_is_right(pool4: Pool, program: autopar.Compiled) -> None:
         assert isinstance(comparison, Comparison)
         assert comparison.worst <= 1e-9, comparison
         assert comparison.counted == comparison.planned
+
+
+@pytest.mark.parametrize("case", ["dp4", "tp4", "zero3"])
+def test_every_weight_is_used_once(case: str) -> None:
+    """But for the tied one: nothing is computed twice, whichever regions an op and its bias are
+    in."""
+    source = compiled(gpt2(), case).source
+    used = Counter(re.findall(r"self\.([\w.\[\]]+\.(?:weight|bias))\b", source))
+    assert used.pop("transformer.wte.weight") == 2
+    assert len(used) == 15 and set(used.values()) == {1}, used
+
+
+@pytest.mark.parametrize(("model", "case"), [("gpt2", "zero3"), ("gpt2", "dp4"), ("mlp", "dp4")])
+def test_imports_are_those_that_are_used(model: str, case: str) -> None:
+    tree = ast.parse(compiled(MODELS[model](), case).source)
+    nodes = list(ast.walk(tree))
+    imported = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    assert imported == imported & {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 @pytest.mark.parametrize(

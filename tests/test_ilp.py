@@ -8,7 +8,6 @@ import random
 import time
 
 import highspy
-import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from autopar.planning import ilp
 from autopar.planning.ilp import evaluate, solve, undominated
 from autopar.planning.problem import (
     Choice,
+    Cover,
     Edge,
     Infeasible,
     PlanningProblem,
@@ -42,22 +42,38 @@ def random_problem(seed: int) -> PlanningProblem:
     )
     edges = [random_edge(rng, slots, s, second, byte) for s in range(len(slots) - 1)]
     base_s, base_bytes = rng.choice((0.0, 3.0)) * second, rng.randint(0, 20) * byte
-    free = PlanningProblem(slots, tuple(edges), 0, base_s, base_bytes)
+    covers = random_covers(random.Random(seed), slots) if seed % 5 == 2 else ()
+    free = PlanningProblem(slots, tuple(edges), 0, base_s, base_bytes, covers)
     sizes = sorted(memory for _, memory in possible(free).values())
     if not sizes:
         return free
-    limit = sizes[int(len(sizes) * rng.random() ** 2)] + rng.choice((0, 0, 1, -1))
+    limit = sizes[int(len(sizes) * 0.6 * rng.random() ** 2)] + rng.choice((0, 0, 1, -1))
     return dataclasses.replace(free, limit_bytes=limit)
 
 
+def random_covers(rng: random.Random, slots: tuple[Slot, ...]) -> tuple[Cover, ...]:
+    """One or two things that at least one slot must use; mostly the slower choices do."""
+    return tuple(
+        Cover(
+            f"axis{k}",
+            tuple(
+                tuple(c for c in range(len(slot.choices)) if rng.random() < 0.3) for slot in slots
+            ),
+        )
+        for k in range(rng.randint(1, 2))
+    )
+
+
 def random_choices(rng: random.Random, second: float, byte: int) -> tuple[Choice, ...]:
+    """Mostly the slower one is the smaller one; some cost no time or no memory."""
+    ranks = rng.sample(range(10), rng.randint(2, 4))
     return tuple(
         Choice(
-            rng.choice((0.0, rng.uniform(1, 10))) * second,
-            rng.randint(0, 60) * byte,
+            rng.choice((0.0, 1.0, 1.0)) * (rank + rng.random()) * second,
+            rng.choice((0, 6, 6)) * (10 - rank) * byte,
             rng.choice((0, 10, 30)) * byte,
         )
-        for _ in range(rng.randint(2, 4))
+        for rank in ranks
     )
 
 
@@ -119,7 +135,7 @@ def test_equals_brute_force(first: int, solver: str) -> None:
         assert found.memory_bytes <= problem.limit_bytes
         assert (found.seconds, found.memory_bytes) == evaluate(problem, found.choices)
         assert found.bound_seconds <= expected * (1 + 1e-9), seed
-        assert found.bound_seconds == pytest.approx(expected, rel=1e-6, abs=1e-7), seed
+        assert found.bound_seconds == pytest.approx(expected, rel=1e-6, abs=1e-15), seed
 
 
 def test_instances_are_worth_solving() -> None:
@@ -242,25 +258,26 @@ def layers(count: int) -> PlanningProblem:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_many_identical_layers(solver: str) -> None:
-    problem = layers(48)
-    found = solve(problem, solver=solver, gap=1e-4)
+    problem, gap = layers(48), {"highs": 1e-3, "cbc": 3e-3}[solver]
+    found = solve(problem, solver=solver, gap=gap)
     assert isinstance(found, Solution)
     assert found.memory_bytes <= problem.limit_bytes
-    assert 0 <= found.seconds - found.bound_seconds <= 1.001e-4 * found.seconds
+    assert 0 <= found.seconds - found.bound_seconds <= 1.001 * gap * found.seconds
     unlimited = solve(dataclasses.replace(problem, limit_bytes=10**15), solver=solver)
     assert isinstance(unlimited, Solution) and unlimited.seconds < found.bound_seconds
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_same_problem_same_answer(solver: str) -> None:
-    for problem in (layers(6), *map(random_problem, range(10))):
-        assert solve(problem, solver=solver) == solve(problem, solver=solver)
+    for problem in (layers(4), *map(random_problem, range(10))):
+        first, second = (solve(problem, solver=solver, gap=1e-3) for _ in range(2))
+        assert first == second
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_time_limit_leaves_a_true_bound(solver: str) -> None:
-    problem = layers(24)
-    exact = solve(problem, gap=1e-4)
+    problem = layers(16)
+    exact = solve(problem, gap=1e-3)
     assert isinstance(exact, Solution)
     started = time.monotonic()
     try:
@@ -291,9 +308,12 @@ def test_bytes_hidden_by_a_tolerance_are_taken_off(monkeypatch: pytest.MonkeyPat
 
 def test_highs_runs_after_others_used_it_with_more_threads() -> None:
     """HiGHS refuses another number of threads than the process first used."""
-    model = pulp.LpProblem("other", pulp.LpMinimize)
-    model += model.add_variable("a", 1.0)
-    model.solve(pulp.HiGHS(msg=False, threads=highspy.Highs().getOptionValue("threads")[1] or 0))
+    highspy.Highs.resetGlobalScheduler(True)
+    other = highspy.Highs()  # type: ignore[no-untyped-call]
+    other.setOptionValue("output_flag", False)
+    other.setOptionValue("threads", 2)
+    other.addVar(0.0, 1.0)
+    assert other.run() == highspy.HighsStatus.kOk
     assert isinstance(solve(two_uses((1, 1))), Solution)
 
 

@@ -89,9 +89,10 @@ def float32_gradients(name: str) -> dict[str, Tensor]:
     return parallel.full_gradients()
 
 
-def test_zero_sums_in_float32(pool4: Pool) -> None:
+@pytest.mark.parametrize("program", ["dp4 zero", "dp4 zero 1", "dp4 zero 2"])
+def test_zero_sums_in_float32(pool4: Pool, program: str) -> None:
     expected = reference()["grads"]
-    for found in pool4.run(float32_gradients, "dp4 zero"):
+    for found in pool4.run(float32_gradients, program):
         for name, grad in expected.items():
             assert (found[name] - grad).abs().max() < 1e-6
 
@@ -147,6 +148,57 @@ def test_collectives_of_zero(pool4: Pool) -> None:
         assert found_bytes["reduce_scatter", ("dp",)] == 2 * (2 * layer + root) * 8
         assert calls["all_gather", ("dp",)] == 2 * 2 * 3
         assert found_bytes["all_gather", ("dp",)] == 2 * 2 * (2 * layer + root) * 8
+
+
+@pytest.mark.parametrize(("program", "sums"), [("dp4 zero 1", 1), ("dp4 zero 2", 2)])
+def test_collectives_of_zero_1_and_2(pool4: Pool, program: str, sums: int) -> None:
+    """Two microbatches: one all-gather a step, and one sum at stage 1."""
+    layer = 8 + 2 * FFN * HIDDEN + 2 * FFN + 8 * FFN
+    total = 2 * layer + 20 * HIDDEN
+    for found_bytes, calls in pool4.run(collectives_of_a_step, program):
+        assert calls["all_gather", ("dp",)] == 3
+        assert found_bytes["all_gather", ("dp",)] == total * 8
+        assert calls["reduce_scatter", ("dp",)] == sums * 3
+        assert found_bytes["reduce_scatter", ("dp",)] == sums * total * 8
+
+
+def after_failures(program: str) -> tuple[Tensor, Tensor]:
+    """The loss and the norm after steps that failed half-way and weights changed by hand."""
+    parallel = load(program)
+    local = parallel.shard_batch(batch())
+    second, forward = parallel.model.layers[1], parallel.model.layers[1].forward
+    second.forward = None
+    with pytest.raises(TypeError):
+        parallel.train_step(local)
+    second.forward = forward
+    hook = parallel.model.wte.weight.register_hook(lambda grad: grad[:1])
+    with pytest.raises(RuntimeError, match="changed the size"):  # the layers' sums are under way
+        parallel.train_step(local)
+    hook.remove()
+    with torch.no_grad():
+        for group in parallel.optimizer.param_groups:
+            for value in group["params"]:
+                value.mul_(0.5)
+    evaluated = parallel.evaluate(local)
+    assert parallel.forward_backward(local) == evaluated
+    norm = parallel.optimizer_step()
+    parallel.close()
+    return evaluated, norm
+
+
+@pytest.mark.parametrize("program", ["dp4 zero 1", "dp4 zero 2"])
+def test_every_step_starts_anew(pool4: Pool, program: str) -> None:
+    model = plain_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(0.5)
+    expected = model(**batch())
+    expected.backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    for loss, norm in pool4.run(after_failures, program):
+        assert abs(loss - expected) < 1e-9
+        assert abs(norm - nn.utils.get_total_norm(grads)) < 1e-9
 
 
 # ---------------------------------------------------------------- the rest of the interface

@@ -115,7 +115,7 @@ import torch.nn.functional as F
 
 from autopar.runtime import (
     Container, all_gather, all_reduce, cat, declare, declare_layers, enter, local_part,
-    reduce_scatter, shard_fully, split,
+    reduce_scatter, shard_fully, shard_state, split,
 )
 
 hidden, ffn, vocab, dtype = 6, 8, 18, torch.float64
@@ -195,6 +195,20 @@ ZERO = """
 MODEL = Model
 """
 ZERO_LAYERS = re.sub(r"\n        shard_fully\(self.*\)", "", ZERO)
+ZERO_1 = re.sub(r"shard_fully\((\w+),", r"shard_state(\1, stage=1,", ZERO)
+ZERO_2 = ZERO_1.replace("stage=1", "stage=2")
+ZERO_MIXED = """
+    def shard(self):
+        for layer in self.layers:
+            shard_state(layer, stage=1, axes=("dp",), names=("ln.weight", "mlp.gate_up.bias"))
+            shard_state(layer, stage=2, axes=("dp",), names=("ln.bias",))
+            shard_fully(layer, axes=("dp",), names=("mlp.gate_up.weight", "mlp.down.weight"))
+        shard_state(self, stage=2, axes=("dp",), names=("wte.weight",))
+
+MODEL = Model
+"""
+HYBRID = 'MESH = (("dp_0", 2), ("dp", 2), ("tp", 1))\nMICROBATCHES = 2\n'
+"""Samples over both axes, shards over dp."""
 
 PROGRAMS = {
     "dp2 tp2": TENSOR + 'MESH = (("dp", 2), ("tp", 2))\nMICROBATCHES = 1\n',
@@ -205,6 +219,17 @@ PROGRAMS = {
     + 'MESH = (("dp", 4), ("tp", 1))\nMICROBATCHES = 2\n',
     "dp4 zero layers": TENSOR.replace("\nMODEL = Model\n", ZERO_LAYERS)
     + 'MESH = (("dp", 4), ("tp", 1))\nMICROBATCHES = 1\n',
+    "dp4 zero 1": TENSOR.replace("\nMODEL = Model\n", ZERO_1)
+    + 'MESH = (("dp", 4), ("tp", 1))\nMICROBATCHES = 2\n',
+    "dp4 zero 2": TENSOR.replace("\nMODEL = Model\n", ZERO_2)
+    + 'MESH = (("dp", 4), ("tp", 1))\nMICROBATCHES = 2\n',
+    "dp4 zero mixed": TENSOR.replace("\nMODEL = Model\n", ZERO_MIXED)
+    + 'MESH = (("dp", 4), ("tp", 1))\nMICROBATCHES = 2\n',
+    "dp2x2 zero 2": TENSOR.replace("\nMODEL = Model\n", ZERO_2)
+    .replace('= ("dp",)', '= ("dp_0", "dp")')
+    .replace('sums=("dp",)', 'sums=("dp_0", "dp")')
+    + HYBRID
+    + 'GROUPS = (("dp_0", "dp"),)\n',
     "tp2 dp2 sequence zero": SEQUENCE_PARALLEL.replace("\nMODEL = Model\n", ZERO)
     + 'MESH = (("tp", 2), ("dp", 2))\nMICROBATCHES = 2\n',
 }

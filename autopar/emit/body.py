@@ -147,7 +147,7 @@ class Body:
         text = fused or self.printer.text(node)
         if self._is_product_for_bias(node):
             self.products[node.name] = text
-        if text.isidentifier() or text.startswith("self.") or self._inline(node, text):
+        if text.isidentifier() or text.startswith(("self.", "self[")) or self._inline(node, text):
             self.put(node.name, text)
             return
         variable = self.names.fresh(wish(node))

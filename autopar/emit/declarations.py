@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from autopar.emit.names import Lengths
+from autopar.emit.text import strings
 from autopar.graph.factors import Cat, DimExpr, Leaf
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.flow import Flow
@@ -24,16 +25,19 @@ def declaration(
     buffer: bool = False,
     trainable: bool = True,
     persistent: bool = True,
+    synced: tuple[str, ...] = (),
 ) -> str:
     """One declare call, whole dims with their splits."""
     words = [f'"{name}"', *(whole_dim(expr, layout, lengths) for expr in dims)]
     sums = [axis for axis, _ in mesh.axes if any(p.axis == axis for p in layout.varying)]
     if sums and trainable and not buffer:
-        words.append(f"sums={_tuple(sums)}")
+        words.append(f"sums={strings(sums)}")
+        if synced:
+            words.append(f"synced={strings(synced)}")
     if dtype != torch.float32:
         words.append(f"dtype={dtype}")
     if also:
-        words.append(f"also={_tuple(also)}")
+        words.append(f"also={strings(also)}")
     if buffer:
         words.append("buffer=True" if persistent else "buffer=True, persistent=False")
     elif not trainable:
@@ -61,11 +65,6 @@ def _factor(factor: Leaf | Cat, layout: Layout, lengths: Lengths) -> str:
     )
 
 
-def _tuple(words: list[str] | tuple[str, ...]) -> str:
-    inner = ", ".join(f'"{word}"' for word in words)
-    return f"({inner},)" if len(words) == 1 else f"({inner})"
-
-
 def weight_lines(
     flow: Flow,
     lengths: Lengths,
@@ -74,6 +73,8 @@ def weight_lines(
 ) -> list[str]:
     """The declare lines of a block's parameters and buffers. `names`: placeholder → the names
     (own first) relative to the block; `transient`: buffers that state dicts leave out."""
+    plans = [entry for candidate in flow.choices.values() for entry in candidate.params]
+    synced = {name: tuple(p.axis for p in plan.sync.axes) for name, plan in plans if plan.sync}
     captured, out = flow.block.captured, []
     for node in flow.block.graph.nodes:
         if node.op != "placeholder" or not (
@@ -94,6 +95,7 @@ def weight_lines(
                 buffer=node.name in captured.buffers,
                 trainable=value.needs_grad,
                 persistent=own not in transient,
+                synced=synced.get(own, ()),
             )
         )
     return out
@@ -110,7 +112,7 @@ def unused_lines(model: ModelGraph) -> list[str]:
             if param.dtype != torch.float32:
                 words.append(f"dtype={param.dtype}")
             if len(param.names) > 1:
-                words.append(f"also={_tuple(param.names[1:])}")
+                words.append(f"also={strings(param.names[1:])}")
             if not param.trainable:
                 words.append("trainable=False")
         else:

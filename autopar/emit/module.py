@@ -8,16 +8,18 @@ import torch.fx
 
 from autopar.emit.body import Body
 from autopar.emit.declarations import unused_lines, weight_lines
+from autopar.emit.gradient_sync import own_syncs, state_lines, sync_imports, sync_method
 from autopar.emit.names import Lengths, Names, reserved_names
 from autopar.emit.root import RootBody
-from autopar.emit.text import wrapped
+from autopar.emit.sharding import shard_method
+from autopar.emit.text import strings, wrapped
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import Block
 from autopar.graph.ops import shape_of
 from autopar.layouts.effects import closed_parts
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import names
-from autopar.layouts.program import Program, sharded_params, splits_of
+from autopar.layouts.program import Program, splits_of
 
 RUNTIME = (
     "Container",
@@ -28,11 +30,13 @@ RUNTIME = (
     "declare",
     "declare_layers",
     "enter",
+    "keep_state",
     "local_part",
     "once",
     "reduce_scatter",
     "shard",
     "shard_fully",
+    "shard_state",
     "split",
     "unshard",
     "vocab_cross_entropy",
@@ -62,6 +66,7 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
         "import torch.nn.functional as F",
         "",
         *wrapped(f"from autopar.runtime import ({', '.join(used)})", 0),
+        *sync_imports(own_syncs(program)),
         "",
         *_constants(program, lengths),
     ]
@@ -130,9 +135,12 @@ def _root_class(
     weights = {n: tied[own] for n, own in block.params.items()}
     weights |= {n: (own,) for n, own in block.captured.buffers.items()}
     declared = weight_lines(flow, lengths, weights, capture.transient_buffers)
+    syncs = own_syncs(program)
     after = [*_layer_lines(program, class_of_path), *unused_lines(program.model)]
+    after += state_lines(syncs)
     lines += _init(declared, after)
-    lines += _shard_method(program)
+    lines += shard_method(program)
+    lines += sync_method(syncs)
     lines += _counts_method(flow, lengths, arguments)
     lines += ["", f"    def forward(self, {', '.join([*arguments, 'counts'])}):"]
     for line in body.lines:
@@ -156,7 +164,7 @@ def _place_weights(body: Body) -> None:
             continue
         name = captured.params.get(node.name) or captured.buffers.get(node.name)
         if name is not None:
-            body.put(node.name, "self." + re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", name))
+            body.put(node.name, re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f"self.{name}"))
         elif node.name in captured.constants:
             body.put(node.name, _literal(captured.constants[node.name], node))
 
@@ -191,40 +199,6 @@ def _layer_lines(program: Program, class_of_path: Mapping[str, str]) -> list[str
             layers = "[" + ", ".join(f"{name}(mesh)" for name in made) + "]"
         out.append(f'declare_layers(self, "{container}", {layers})')
     return out
-
-
-def _shard_method(program: Program) -> list[str]:
-    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for path, _ in program.model.instances():
-        by_axes: dict[tuple[str, ...], list[str]] = {}
-        for candidate in program.choices[path].values():
-            for name, axes in sharded_params(candidate).items():
-                by_axes.setdefault(axes, []).append(name)
-        for axes, found in by_axes.items():
-            container = path.rpartition(".")[0]
-            groups.setdefault((container, axes, tuple(sorted(found))), []).append(path)
-    if not groups:
-        return []
-    lines = ["", "    def shard(self):"]
-    lines.append('        """ZeRO 3 by FSDP2: each of these parameters lies in shards; it is')
-    lines.append("        all-gathered in the forward and in the backward, its gradient")
-    lines.append('        reduce-scattered."""')
-    for (_, axes, sharded), paths in sorted(groups.items(), key=lambda item: item[1] == [""]):
-        inner = f"axes={_strings(axes)}, names={_strings(sharded)}"
-        if paths == [""]:
-            lines += wrapped(f"shard_fully(self, {inner})", 8)
-        elif len(paths) == 1:
-            lines += wrapped(f"shard_fully({_member(paths[0])}, {inner})", 8)
-        else:
-            layers = ", ".join(_member(path) for path in paths)
-            lines += wrapped(f"layers = ({layers})", 8)
-            lines.append("        for layer in layers:")
-            lines += wrapped(f"shard_fully(layer, {inner})", 12)
-    return lines
-
-
-def _member(path: str) -> str:
-    return "self." + re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path)
 
 
 def _counts_method(flow: Flow, lengths: Lengths, arguments: list[str]) -> list[str]:
@@ -281,8 +255,8 @@ def _facts(program: Program) -> list[str]:
         f"MODEL = {capture.model_class}",
         f"MESH = {setting.mesh.axes!r}".replace("'", '"'),
         f"MICROBATCHES = {setting.microbatches}",
-        f"DATA_AXES = {_strings(data)}",
-        f"LOSS_SUMS = {_strings(sums)}",
+        f"DATA_AXES = {strings(data)}",
+        f"LOSS_SUMS = {strings(sums)}",
         *_groups(program),
         "INPUTS = (",
     ]
@@ -309,16 +283,11 @@ def _groups(program: Program) -> list[str]:
             found |= {tuple(part.axis for part in parts)} if len(parts) > 1 else set()
     if not found:
         return []
-    return [f"GROUPS = ({', '.join(_strings(axes) for axes in sorted(found))},)"]
+    return [f"GROUPS = ({', '.join(strings(axes) for axes in sorted(found))},)"]
 
 
 def _leaf_names(flow: Flow, name: str) -> set[str]:
     return set(names(flow.block.values[name].dims))
-
-
-def _strings(words: Iterable[str]) -> str:
-    items = tuple(f'"{word}"' for word in words)
-    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def _span(paths: tuple[str, ...]) -> str:

@@ -1,5 +1,7 @@
 """Layout of source text: long calls are broken at their outermost commas."""
 
+from collections.abc import Iterable
+
 LIMIT = 100
 
 
@@ -56,3 +58,9 @@ def _split_commas(text: str) -> list[str]:
         else:
             current += character
     return [*parts, current.strip()] if current.strip() else parts
+
+
+def strings(words: Iterable[str]) -> str:
+    """A tuple of string literals."""
+    items = tuple(f'"{word}"' for word in words)
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

@@ -3,6 +3,7 @@ whole graph's, never a new trace; what they cost in seconds is the cost models' 
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import torch
 
@@ -13,8 +14,8 @@ from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
 from autopar.layouts.layout import Layout, Setting, names
 from autopar.layouts.typing import OpTyping, RegionTyping, input_layout
-from autopar.mesh import Split
-from autopar.plugin import Collective, Compute, Effect, Phase, Resident
+from autopar.mesh import Split, split_size
+from autopar.plugin import BUCKET, Collective, Compute, Effect, ParamPlan, Phase, Resident
 
 COST_CLASS = {
     "pointwise": "pointwise",
@@ -214,7 +215,7 @@ def step_effects(steps: tuple[Step, ...], what: str) -> Iterator[Collective]:
 
 
 def padded_bytes(shape: tuple[int, ...], item_bytes: int, pieces: int) -> int:
-    """FSDP2 shards dim 0, padded so that all pieces are equal."""
+    """ZeRO shards dim 0, padded so that all pieces are equal."""
     rows = shape[0] if shape else 1
     return math.ceil(rows / pieces) * pieces * math.prod(shape[1:]) * item_bytes
 
@@ -231,35 +232,64 @@ def param_effects(
     dtype: torch.dtype,
     trainable: bool,
     sums: Split,
-    shard: Split,
+    plan: ParamPlan,
     state_numel: float,
     microbatches: int,
+    neighbours: bool,
 ) -> Iterator[Effect]:
     """What one parameter entails: residence, gathering, gradient sums and the optimizer's pass.
 
     `shape` is local to the tensor splits, `sums` the parts over which its gradient is partial,
-    `shard` those over which ZeRO shards it, `state_numel` optimizer elements per element.
+    `plan` says what ZeRO shards, `state_numel` is optimizer elements per element. `neighbours`: it
+    is a layer's, so that collectives of the layers around it are under way at the same time.
     """
-    item = dtype.itemsize
-    pieces = math.prod(p.size for p in shard)
-    numel = shard_numel(shape, pieces) if pieces > 1 else math.prod(shape)
-    yield Resident("parameter", numel * item)
+    item, whole = dtype.itemsize, math.prod(shape)
+    shard = shard_numel(shape, split_size(plan.state))
+    yield Resident("parameter", (shard if plan.param else whole) * item)
     if not trainable:
         return
-    yield Resident("gradient", numel * item)
-    yield Resident("optimizer", math.ceil(numel * state_numel * item))
+    # Gradients that nothing is added to any more are scattered as soon as they are there.
+    scattered = bool(plan.grad) or microbatches == 1
+    yield Resident("gradient", (shard if scattered else whole) * item)
+    yield Resident("optimizer", math.ceil(shard * state_numel * item))
     name = str(dtype).removeprefix("torch.")
     passes = 3 + 2 * state_numel
-    yield Compute("optimizer", 0, math.ceil(numel * item * passes), name, "optimizer")
-    if pieces > 1:
-        whole = padded_bytes(shape, item, pieces)
-        yield Collective("all_gather", whole, shard, "forward", "microbatch", what)
-        yield Collective("all_gather", whole, shard, "backward", "microbatch", what)
-        yield Collective("reduce_scatter", whole, shard, "backward", "microbatch", what)
-        yield Resident("transient", 2 * whole)
-    rest = tuple(part for part in sums if part not in shard)
+    yield Compute("optimizer", 0, math.ceil(shard * item * passes), name, "optimizer")
+    if plan.state:
+        whole_bytes = padded_bytes(shape, item, split_size(plan.state))
+        yield from _shard_effects(what, whole_bytes, plan)
+        yield Resident("transient", _whole_copies(plan, scattered, neighbours) * whole_bytes)
+    rest = tuple(part for part in sums if part not in plan.state)
     if rest:
-        yield Collective("all_reduce", numel * item, rest, "grad_sync", "step", what)
+        yield Collective("all_reduce", shard * item, rest, "grad_sync", "step", what, BUCKET)
+
+
+def _whole_copies(plan: ParamPlan, scattered: bool, neighbours: bool) -> int:
+    """How many whole copies exist at the peak, in the backward, beside what is resident.
+
+    Gradients that accumulate whole: the flat buffer that they are scattered from. Others: the
+    gradient, and that buffer of the layer before. Stage 3: the gathered value as well, and for
+    layers that of the next one, which FSDP2 prefetches.
+    """
+    if not scattered:
+        return 1
+    if not plan.param:
+        return 2
+    return 4 if neighbours else 2
+
+
+def _shard_effects(what: str, whole_bytes: int, plan: ParamPlan) -> Iterator[Collective]:
+    """ZeRO's collectives (Rajbhandari et al. 2020). Stage 3 gathers for every forward and every
+    backward; else once a step, and where gradients accumulate whole (1) one sum a step is due."""
+    axes = plan.state
+    unit = "shards of " + ("parameters" if plan.param else "gradients" if plan.grad else "state")
+    if plan.param:
+        yield Collective("all_gather", whole_bytes, axes, "forward", "microbatch", what, unit)
+        yield Collective("all_gather", whole_bytes, axes, "backward", "microbatch", what, unit)
+    else:
+        yield Collective("all_gather", whole_bytes, axes, "forward", "step", what, unit)
+    per: Literal["microbatch", "step"] = "microbatch" if plan.grad else "step"
+    yield Collective("reduce_scatter", whole_bytes, axes, "backward", per, what, unit)
 
 
 def param_layout(needs: Mapping[str, Layout] | tuple[Layout, ...]) -> Layout:

@@ -7,6 +7,7 @@ from functools import cached_property
 from autopar.graph.model_graph import STREAM, Block, ModelGraph
 from autopar.layouts.flow import Choices, Flow, make_flow
 from autopar.layouts.layout import Setting
+from autopar.mesh import Split
 from autopar.plugin import Candidate
 
 
@@ -44,14 +45,15 @@ class Program:
 
 
 def splits_of(choices: Choices) -> tuple[tuple[str, tuple[object, ...]], ...]:
-    """What a block's code depends on: the splits of its regions (not how parameters live)."""
-    return tuple(sorted((region, candidate.splits) for region, candidate in choices.items()))
+    """What a block's code depends on: the splits of its regions and whose gradients have a sync of
+    their own (not how parameters are sharded)."""
+    return tuple(
+        sorted(
+            (region, (candidate.splits, _synced(candidate)))
+            for region, candidate in choices.items()
+        )
+    )
 
 
-def sharded_params(candidate: Candidate) -> Mapping[str, tuple[str, ...]]:
-    """Parameters that ZeRO shards, and the axes."""
-    return {
-        name: tuple(part.axis for part in plan.param)
-        for name, plan in candidate.params
-        if plan.param
-    }
+def _synced(candidate: Candidate) -> tuple[tuple[str, Split], ...]:
+    return tuple((name, plan.sync.axes) for name, plan in candidate.params if plan.sync)

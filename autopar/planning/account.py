@@ -17,6 +17,7 @@ from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program
 from autopar.layouts.typing import RegionTyping
 from autopar.plan import CollectiveTotal, Predicted
+from autopar.planning.joined import empty_call, whole_calls
 from autopar.planning.prices import Prices
 from autopar.planning.region_effects import (
     buffer_effects,
@@ -42,16 +43,17 @@ def account(program: Program, prices: Prices, state_ratio: float, tokens: int) -
     memory: Counter[str] = Counter()
     groups: dict[tuple[str, tuple[str, ...], str], list[float]] = {}
     transients: Counter[str] = Counter()
-    for path, effect in program_effects(program, state_ratio):
+    for path, effect, calls in whole_calls(program_effects(program, state_ratio)):
         price = prices.cost(effect)
         times = program.setting.microbatches
         if isinstance(effect, Collective):
             times = times if effect.per == "microbatch" else 1
+            price += (calls - 1) * prices.cost(empty_call(effect))
             seconds["communication"] += price * times
             key = (effect.op, tuple(part.axis for part in effect.axes), effect.phase)
             total = groups.setdefault(key, [0, 0, 0.0])
             total[0] += effect.bytes * times
-            total[1] += times
+            total[1] += calls * times
             total[2] += price * times
         elif isinstance(effect, Compute):
             late = effect.phase == "optimizer"
@@ -75,7 +77,8 @@ def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str,
     setting = program.setting
     for path, block in program.model.instances():
         flow = program.flows[path]
-        for effect in instance_effects(block, flow, program.choices[path], setting, state_ratio):
+        chosen = program.choices[path]
+        for effect in instance_effects(block, flow, chosen, setting, state_ratio, path != ""):
             yield path, effect
     for effect in unused_effects(program.model):
         yield "", effect
@@ -88,9 +91,14 @@ def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str,
 
 
 def instance_effects(
-    block: Block, flow: Flow, choices: Choices, setting: Setting, state_ratio: float
+    block: Block,
+    flow: Flow,
+    choices: Choices,
+    setting: Setting,
+    state_ratio: float,
+    neighbours: bool,
 ) -> Iterator[Effect]:
-    """Every effect of one layer (or of the skeleton)."""
+    """Every effect of one layer (`neighbours`), or of the skeleton."""
     yield from input_effects(block, setting)
     yield from buffer_effects(block)
     for (name, _), steps in flow.conversions.items():
@@ -106,8 +114,8 @@ def instance_effects(
         for param in owner.params:
             placeholder = next(p for p, n in block.params.items() if n == param.name)
             layout = flow.params.get(placeholder, Layout())
-            shard = chosen.param(param.name).param
-            yield from one_param(block, shard, param.name, layout, setting, state_ratio)
+            plan = chosen.param(param.name)
+            yield from one_param(block, plan, param.name, layout, setting, state_ratio, neighbours)
 
 
 def model_flops(program: Program) -> int:

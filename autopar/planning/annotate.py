@@ -44,7 +44,8 @@ def annotate(
         while todo:
             candidate = todo.pop(0)
             for strategy in members:
-                for result in strategy.refine(candidate, seen, setting.mesh):
+                for given in strategy.refine(candidate, seen, setting.mesh):
+                    result = _once(candidate, given)
                     if isinstance(result, Refusal):
                         refusals.setdefault(strategy.name, {})[result.reason] = None
                     elif result not in found:
@@ -52,9 +53,31 @@ def annotate(
                         found[result] = None
                         todo.append(result)
     legal = [c for c in found if not _conflicts(c, seen, active, setting, refusals)]
+    legal = _split_batch(legal, setting)
     chosen, missed = _pinned(legal, strategies, pins)
     why = {name: tuple(reasons) for name, reasons in sorted(refusals.items())}
     return Candidates(region, tuple(sorted(chosen, key=_order)), why, missed)
+
+
+def _split_batch(legal: list[Candidate], setting: Setting) -> list[Candidate]:
+    """Data parallelism holds everywhere: where a region can split the batch over the data axes, it
+    does. (Running all samples on every rank may price lower, but nobody could explain the plan.)"""
+    axes = [part.axis for part in setting.data]
+    split = [c for c in legal if all(c.uses(axis) for axis in axes)]
+    return split or legal
+
+
+def _once(before: Candidate, after: Candidate | Refusal) -> Candidate | Refusal:
+    """How a parameter lives is said once: a second strategy may not undo the first's decision."""
+    if isinstance(after, Refusal):
+        return after
+    undone = [name for name, plan in before.params if after.param(name) != plan]
+    if not undone:
+        return after
+    makers = ", ".join(name for name, _ in before.made_by)
+    return Refusal(
+        f"region {before.region}: how {undone[0]} lives is already decided (by one of {makers})"
+    )
 
 
 def _order(candidate: Candidate) -> str:

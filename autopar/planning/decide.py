@@ -12,11 +12,11 @@ from autopar.plan import (
     Alternative,
     Certificate,
     ModelId,
-    ParamChoice,
     Plan,
     RegionChoice,
 )
 from autopar.planning.account import Account, account
+from autopar.planning.param_choice import write_param
 from autopar.planning.problem import Infeasible, Solution
 from autopar.planning.search import Found, SearchOptions, Tried
 from autopar.plugin import Candidate
@@ -116,10 +116,7 @@ def region_choices(program: Program) -> tuple[RegionChoice, ...]:
             region,
             {name: dict(options) for name, options in candidate.made_by},
             {dim: axes(split) for dim, split in candidate.splits},
-            {
-                name: ParamChoice(axes(p.param), axes(p.grad), axes(p.state))
-                for name, p in candidate.params
-            },
+            {name: write_param(plan) for name, plan in candidate.params},
         )
         for (_, region, candidate), paths in joined.items()
     )

@@ -20,6 +20,7 @@ Variables
       z[e,m,n] ≥ f[e,u,m,n]   for each use u                      (shared)    add_conversions
       peak ≥ Σ_{s in group} q·x                                   (transient) add_transient
       r₀ + Σ r·x + Σ R·z + peak ≤ limit                           (memory)    limit_memory
+      Σ x of the choices that use it ≥ 1   for each cover         (cover)     add_covers
       N[k] = Σ of the x, or of the f, that are alike              (count)     add_counts
       t₀ + Σ t·x + Σ T·z ≤ cutoff                                 (cutoff)    cut_off
 
@@ -143,7 +144,11 @@ def _solution(problem: PlanningProblem, rows: Rows, bound_s: float) -> Solution:
 
 
 def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] | None:
-    """Seconds and bytes of one choice per slot, or None where a forbidden pair occurs."""
+    """Seconds and bytes of one choice per slot, or None where a forbidden pair occurs or a cover
+    is left out."""
+    for cover in problem.covers:
+        if not any(c in takes for c, takes in zip(choices, cover.takes, strict=True)):
+            return None
     taken = [slot.choices[c] for slot, c in zip(problem.slots, choices, strict=True)]
     seconds = problem.base_seconds + sum(choice.seconds for choice in taken)
     memory_bytes = problem.base_bytes + sum(choice.resident_bytes for choice in taken)
@@ -167,12 +172,16 @@ def _conversions(edge: Edge, choices: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def undominated(problem: PlanningProblem) -> Kept:
-    """Per slot the choices that no other can replace: one with the same layouts on every edge and
-    no more seconds, resident or transient bytes. Of equals the first stays; no optimum is lost."""
+    """Per slot the choices that no other can replace: one with the same layouts on every edge, in
+    the same covers, and no more seconds, resident or transient bytes. Of equals the first stays; no
+    optimum is lost."""
     layouts: list[list[tuple[int | None, ...]]] = [[] for _ in problem.slots]
     for edge in problem.edges:
         for use in (edge.source, *edge.uses):
             layouts[use.slot].append(use.layouts)
+    for cover in problem.covers:
+        for s, takes in enumerate(cover.takes):
+            layouts[s].append(tuple(int(c in takes) for c in range(len(problem.slots[s].choices))))
     return tuple(map(_undominated, problem.slots, layouts))
 
 

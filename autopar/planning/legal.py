@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from autopar.layouts.layout import Setting
 from autopar.mesh import AxisPart, overlap, split_size
-from autopar.plugin import Candidate, Region
+from autopar.plugin import Candidate, ParamInfo, ParamPlan, Region
 
 
 def in_microbatch(region: Region, setting: Setting) -> Region:
@@ -20,7 +20,7 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
     """Each fault, as what "it" does. A candidate may split dims that exist, aren't blocked and are
     divisible, over axes that exist, each once. `region` is that of one microbatch."""
     dims = {dim.name: dim for dim in region.dims}
-    params = {param.name for param in region.params}
+    params = {param.name: param for param in region.params}
     faults = []
     used: list[AxisPart] = []
     for name, split in candidate.splits:
@@ -42,8 +42,27 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
         for other in used[:i]
         if overlap(one, other)
     ]
-    return faults + [
-        f"plans the parameter {name!r}, which isn't the region's"
-        for name, _ in candidate.params
-        if name not in params
-    ]
+    for name, plan in candidate.params:
+        if name in params:
+            faults += _param_faults(params[name], plan)
+        else:
+            faults.append(f"plans the parameter {name!r}, which isn't the region's")
+    return faults
+
+
+def _param_faults(param: ParamInfo, plan: ParamPlan) -> list[str]:
+    """ZeRO has three stages: optimizer state, that and gradients, all; over one set of axes."""
+    faults = []
+    shards = (plan.param, plan.grad, plan.state)
+    if any(split and split != plan.state for split in shards) or (plan.param and not plan.grad):
+        value, grad, state = (" · ".join(part.axis for part in split) or "none" for split in shards)
+        faults.append(
+            f"shards {param.name} over {value} (value), {grad} (gradient) and {state} (state): "
+            "they are sharded over the same axes or whole, the gradient where the value is, the "
+            "state where the gradient is"
+        )
+    if plan.state and plan.sync is not None:
+        faults.append(f"shards {param.name}, whose gradient has a sync of its own")
+    if any(shards) and not (param.trainable and param.shape):
+        faults.append(f"shards {param.name}, which {'is frozen' if param.shape else 'has no dim'}")
+    return faults

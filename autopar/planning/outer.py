@@ -1,14 +1,16 @@
 """One outer candidate: its regions' candidates, or the reason why it can't run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
 from autopar.graph.module_paths import region_paths
 from autopar.layouts.layout import Setting
 from autopar.mesh import split_size
 from autopar.planning.annotate import Candidates, annotate
-from autopar.planning.pins import Pins
+from autopar.planning.full_shards import one_full_shard
+from autopar.planning.pins import Pins, matches
 from autopar.planning.price import RegionCandidates, SlotKey
 from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
 from autopar.plugin import Strategy
@@ -48,14 +50,16 @@ def open_setting(
         return Dropped(setting, reason)
     cache: dict[tuple[object, ...], Candidates] = {}
     found: dict[SlotKey, Candidates] = {}
+    paths: dict[SlotKey, tuple[str, ...]] = {}
     for path, block in model.instances():
         for region in block.regions:
-            of_region = pins.of(region_paths(block, region.name, path))
+            paths[path, region.name] = region_paths(block, region.name, path)
+            of_region = pins.of(paths[path, region.name])
             key = (id(block), region.name, repr(sorted(of_region.items())))
             if key not in cache:
                 cache[key] = annotate(block, region, strategies, setting, of_region)
             found[path, region.name] = cache[key]
-    reason = _unmet(found, setting, pins) or _unused(found, setting)
+    reason = _unmet(found, paths, setting, pins) or _unused(found, setting)
     if reason is not None:
         return Dropped(setting, reason)
     factors = factors_of(setting.mesh, (c for f in found.values() for c in f.choices))
@@ -63,7 +67,10 @@ def open_setting(
         key: tuple(refine_candidate(c, factors) for c in value.choices)
         for key, value in found.items()
     }
-    return Outer(setting, refine_setting(setting, factors), refined)
+    kept = one_full_shard(refined)
+    if isinstance(kept, str):
+        return Dropped(setting, kept)
+    return Outer(setting, refine_setting(setting, factors), kept)
 
 
 def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str | None:
@@ -91,18 +98,44 @@ def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str 
     return None
 
 
-def _unmet(found: dict[SlotKey, Candidates], setting: Setting, pins: Pins) -> str | None:
-    """Which strategy that is pinned on is legal in no region."""
-    wanted = {name for name, pin in pins.strategies.items() if pin is not False}
-    wanted |= {n for _, p in pins.layers for n, pin in p.items() if pin is not False}
-    for name in sorted(wanted):
-        used = any(c.options(name) is not None for f in found.values() for c in f.choices)
-        if not used:
+def check_layers(model: ModelGraph, pins: Pins) -> None:
+    """Errors: AutoparError for a glob of layers that names no module of the model."""
+    paths = {
+        path: None
+        for layer, block in model.instances()
+        for region in block.regions
+        for path in region_paths(block, region.name, layer)
+    }
+    for glob, _ in pins.layers:
+        if not matches(glob, paths):
+            raise AutoparError(
+                f"pin layers[{glob!r}] names no module with ops of its own; there are, for "
+                f"example, {', '.join(list(paths)[-6:])}"
+            )
+
+
+def _unmet(
+    found: Mapping[SlotKey, Candidates],
+    paths: Mapping[SlotKey, tuple[str, ...]],
+    setting: Setting,
+    pins: Pins,
+) -> str | None:
+    """Which strategy is pinned on, but legal in none of the regions that its pin is for."""
+    asked = [("", name) for name, pin in sorted(pins.strategies.items()) if pin is not False]
+    asked += [(g, n) for g, p in pins.layers for n, pin in sorted(p.items()) if pin is not False]
+    for glob, name in asked:
+        meant = [
+            candidates
+            for key, candidates in found.items()
+            if (not glob or matches(glob, paths[key])) and pins.of(paths[key])[name] is not False
+        ]
+        if meant and not any(c.options(name) is not None for f in meant for c in f.choices):
             refusals: dict[str, None] = {}
-            for candidates in found.values():
+            for candidates in meant:
                 refusals.update(dict.fromkeys(candidates.refusals.get(name, ())))
             why = "; ".join(list(refusals)[:8]) or "it has nothing to do on this mesh"
-            return f"{name!r} is pinned, but legal in no region on {setting.mesh}: {why}"
+            where = f" of layers[{glob!r}]" if glob else ""
+            return f"{name!r} is pinned, but legal in no region{where} on {setting.mesh}: {why}"
     return None
 
 

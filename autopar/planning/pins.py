@@ -25,9 +25,14 @@ class Pins:
         """The strategy pins of a region with ops in these modules; later globs win."""
         merged = dict(self.strategies)
         for glob, pins in self.layers:
-            if any(fnmatch.fnmatchcase(path, glob) for path in paths):
+            if matches(glob, paths):
                 merged |= pins
         return merged
+
+
+def matches(glob: str, paths: Iterable[str]) -> bool:
+    """Whether a pin's glob names a region with ops in these modules."""
+    return any(fnmatch.fnmatchcase(path, glob) for path in paths)
 
 
 def read_pins(

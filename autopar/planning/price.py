@@ -1,7 +1,7 @@
 """Candidates → PlanningProblem: everything a number, conversions as edges between slots."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch.fx
 
@@ -11,15 +11,16 @@ from autopar.layouts.effects import step_effects
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout, type_region
+from autopar.planning.joined import Taken, unit_edges
 from autopar.planning.prices import Bill, Prices
-from autopar.planning.problem import Choice, Edge, PlanningProblem, Slot, Use
+from autopar.planning.problem import Choice, Cover, Edge, PlanningProblem, Slot, Use
 from autopar.planning.region_effects import (
     buffer_effects,
     input_effects,
     region_effects,
     unused_effects,
 )
-from autopar.plugin import Candidate
+from autopar.plugin import Candidate, Collective, Effect
 
 SlotKey = tuple[str, str]
 """(layer path, region)."""
@@ -59,6 +60,7 @@ class Pricer:
                 if edge is not None:
                     edges.append(edge)
         slots = tuple(self._slot(key, extra[key]) for key in keys)
+        edges += self._unit_edges(index)
         base = self._base()
         return PlanningProblem(
             slots,
@@ -66,6 +68,21 @@ class Pricer:
             limit_bytes,
             base.seconds,
             base.resident_bytes + self.prices.overhead_bytes(),
+            self._covers(),
+        )
+
+    def _covers(self) -> tuple[Cover, ...]:
+        """Every axis of the mesh is there to be used."""
+        return tuple(
+            Cover(
+                axis,
+                tuple(
+                    tuple(i for i, c in enumerate(choices) if c.uses(axis))
+                    for choices in self.candidates.values()
+                ),
+            )
+            for axis, size in self.setting.mesh.axes
+            if size > 1
         )
 
     def bill(self, path: str, candidate: Candidate) -> Bill:
@@ -73,13 +90,12 @@ class Pricer:
         block = self._block(path)
         key = (id(block), candidate)
         if key not in self.bills:
-            effects = region_effects(
-                block, self._typing(block, candidate), self.setting, self.state_ratio
-            )
+            typing = self._typing(block, candidate)
+            effects = region_effects(block, typing, self.setting, self.state_ratio, path != "")
             bill = self.prices.bill(effects, self.setting.microbatches)
             if path == "":  # the skeleton's gathered parameters stay for the whole step
                 resident = bill.resident_bytes + bill.transient_bytes
-                bill = Bill(bill.compute_s, bill.communication_s, bill.optimizer_s, resident, 0)
+                bill = replace(bill, resident_bytes=resident, transient_bytes=0)
             self.bills[key] = bill
         return self.bills[key]
 
@@ -184,6 +200,19 @@ class Pricer:
         return key, (layout,) * len(self.candidates[key])
 
     # ------------------------------------------------------------ edges
+
+    def _unit_edges(self, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
+        units: dict[str, dict[int, list[Taken]]] = {}
+        for key, choices in self.candidates.items():
+            taken = [self.bill(key[0], candidate).units for candidate in choices]
+            units.setdefault(key[0], {})[index[key]] = taken
+
+        def call_s(effect: Effect) -> float:
+            assert isinstance(effect, Collective)
+            times = self.setting.microbatches if effect.per == "microbatch" else 1
+            return self.prices.cost(effect) * times
+
+        return unit_edges(units, call_s)
 
     def _seconds(self, block: Block, name: str, made: Layout, need: Layout) -> float | None:
         key = (id(block), name, made, need)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
-from autopar.plugin import Collective, Compute, CostModel, Effect, Resident
+from autopar.planning.joined import empty_call, split_price
+from autopar.plugin import BUCKET, Collective, Compute, CostModel, Effect, Resident
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Bill:
     optimizer_s: float = 0.0
     resident_bytes: int = 0
     transient_bytes: int = 0
+    units: frozenset[Collective] = frozenset()
+    """The joined calls that it takes part in: what they cost beside their bytes isn't in it."""
 
     @property
     def seconds(self) -> float:
@@ -31,6 +34,7 @@ class Bill:
             self.optimizer_s + other.optimizer_s,
             self.resident_bytes + other.resident_bytes,
             self.transient_bytes + other.transient_bytes,
+            self.units | other.units,
         )
 
 
@@ -53,8 +57,14 @@ class Prices:
         """The sum over effects; those that occur once a microbatch count that often."""
         compute = communication = optimizer = 0.0
         resident = transient = 0
+        units = set()
         for effect in effects:
-            price = self.cost(effect)
+            if isinstance(effect, Collective) and effect.unit:
+                price = split_price(effect, self.cost)
+                if effect.unit != BUCKET:
+                    units.add(empty_call(effect))
+            else:
+                price = self.cost(effect)
             if isinstance(effect, Compute):
                 if effect.phase == "optimizer":
                     optimizer += price
@@ -67,7 +77,7 @@ class Prices:
                     transient += math.ceil(price)
                 else:
                     resident += math.ceil(price)
-        return Bill(compute, communication, optimizer, resident, transient)
+        return Bill(compute, communication, optimizer, resident, transient, frozenset(units))
 
     def overhead_bytes(self) -> int:
         """What every rank loses whatever the plan."""

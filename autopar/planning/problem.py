@@ -50,8 +50,17 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Cover:
+    """Something that at least one slot must use (a mesh axis, say): `takes[s]` are the choices of
+    slot s that do."""
+
+    name: str
+    takes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class PlanningProblem:
-    """Choose one choice per slot: least seconds, memory within the limit.
+    """Choose one choice per slot: least seconds, memory within the limit, every cover used.
 
     seconds = base + Σ chosen slots' + Σ conversions';
     memory = base + Σ chosen slots' resident + Σ conversions' resident
@@ -63,6 +72,7 @@ class PlanningProblem:
     limit_bytes: int
     base_seconds: float = 0.0
     base_bytes: int = 0
+    covers: tuple[Cover, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
-from autopar.mesh import Mesh, Split
+from autopar.mesh import Mesh
 from autopar.plan import Plan, RegionChoice
 from autopar.planning.decide import model_id
+from autopar.planning.param_choice import read_param, read_split
 from autopar.plugin import Candidate, ParamPlan
 
 
@@ -20,7 +21,7 @@ def realise(model: ModelGraph, plan: Plan) -> Program:
     """
     check_model(model, plan)
     mesh = Mesh(tuple(plan.mesh.items()))
-    setting = Setting(mesh, _split(plan.data_axes, mesh, "data_axes"), plan.microbatches)
+    setting = Setting(mesh, read_split(plan.data_axes, mesh), plan.microbatches)
     chosen = _chosen(plan, mesh)
     choices: dict[str, dict[str, Candidate]] = {}
     for path, block in model.instances():
@@ -67,12 +68,12 @@ def place(layer: str, region: str) -> str:
 
 def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
     where = f"region {place(choice.layers[0], choice.region)}"
-    splits = {dim: _split(axes, mesh, where) for dim, axes in choice.splits.items() if axes}
-    params = {
-        name: ParamPlan(*(_split(axes, mesh, where) for axes in (p.param, p.grad, p.state)))
-        for name, p in choice.params.items()
-        if p.param or p.grad or p.state
-    }
+    try:
+        splits = {dim: read_split(axes, mesh) for dim, axes in choice.splits.items() if axes}
+        found = {name: read_param(p, mesh) for name, p in choice.params.items()}
+    except ValueError as error:
+        raise AutoparError(f"the plan's {where}: {error}") from error
+    params = {name: p for name, p in found.items() if p != ParamPlan()}
     makers: Mapping[str, tuple[tuple[str, bool | int | float | str | None], ...]] = {
         name: tuple(sorted(options.items())) for name, options in choice.strategies.items()
     }
@@ -82,10 +83,3 @@ def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
         tuple(sorted(params.items())),
         tuple(sorted(makers.items())),
     )
-
-
-def _split(axes: tuple[str, ...], mesh: Mesh, where: str) -> Split:
-    for axis in axes:
-        if axis not in dict(mesh.axes):
-            raise AutoparError(f"the plan's {where}: {axis!r} is no axis of the mesh {mesh}")
-    return tuple(mesh.part(axis) for axis in axes)

@@ -39,6 +39,7 @@ def _parts(candidate: Candidate) -> Iterable[AxisPart]:
         yield from split
     for _, plan in candidate.params:
         yield from (*plan.param, *plan.grad, *plan.state)
+        yield from plan.sync.axes if plan.sync else ()
 
 
 def refine_setting(setting: Setting, factors: Factors) -> Setting:
@@ -60,6 +61,7 @@ def refine_candidate(candidate: Candidate, factors: Factors) -> Candidate:
                 refine_split(plan.param, factors),
                 refine_split(plan.grad, factors),
                 refine_split(plan.state, factors),
+                plan.sync and replace(plan.sync, axes=refine_split(plan.sync.axes, factors)),
             ),
         )
         for name, plan in candidate.params

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from autopar.graph.model_graph import Block, ModelGraph
 from autopar.layouts.effects import (
     closing_collectives,
@@ -14,20 +16,23 @@ from autopar.layouts.effects import (
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import RegionTyping
-from autopar.plugin import Collective, Effect, Resident
+from autopar.mesh import split_size
+from autopar.plugin import Collective, Compute, Effect, GradientSync, ParamPlan, Resident
 
 
 def region_effects(
-    block: Block, typing: RegionTyping, setting: Setting, state_ratio: float
+    block: Block, typing: RegionTyping, setting: Setting, state_ratio: float, neighbours: bool
 ) -> Iterator[Effect]:
-    """Ops, saved tensors and parameters of a region (conversions at its boundary are edges)."""
+    """Ops, saved tensors and parameters of a region (conversions at its boundary are edges).
+    `neighbours`: it is a layer's."""
     candidate = typing.candidate
     for name, op_typing in typing.ops.items():
         yield from compute_effects(block, block.ops[name], op_typing, setting)
         yield from closing_collectives(block, block.ops[name], op_typing, setting)
     yield Resident("saved", saved_bytes(block, typing, setting))
     for name, layout in param_layouts(block, typing).items():
-        yield from one_param(block, candidate.param(name).param, name, layout, setting, state_ratio)
+        plan = candidate.param(name)
+        yield from one_param(block, plan, name, layout, setting, state_ratio, neighbours)
 
 
 def param_layouts(block: Block, typing: RegionTyping) -> Mapping[str, Layout]:
@@ -49,28 +54,54 @@ def param_layouts(block: Block, typing: RegionTyping) -> Mapping[str, Layout]:
 
 def one_param(
     block: Block,
-    shard: tuple[object, ...],
+    plan: ParamPlan,
     name: str,
     layout: Layout,
     setting: Setting,
     state_ratio: float,
+    neighbours: bool,
 ) -> Iterator[Effect]:
     """The effects of one parameter stored in a layout."""
     placeholder = next(p for p, n in block.params.items() if n == name)
     value = block.values[placeholder]
     node = next(n for n in block.graph.nodes if n.name == placeholder)
     order = [axis for axis, _ in setting.mesh.axes]
-    sums = tuple(sorted(layout.varying, key=lambda part: order.index(part.axis)))
+    own = plan.sync.axes if plan.sync else ()
+    varying = sorted(layout.varying - set(own), key=lambda part: order.index(part.axis))
+    shape = setting.local_shape(value.dims, layout)
+    dtype = node.meta["val"].dtype
     yield from param_effects(
         name,
-        setting.local_shape(value.dims, layout),
-        node.meta["val"].dtype,
+        shape,
+        dtype,
         value.needs_grad,
-        sums,
-        shard,  # type: ignore[arg-type]
+        tuple(varying),
+        plan,
         state_ratio,
         setting.microbatches,
+        neighbours,
     )
+    if plan.sync is not None and value.needs_grad:
+        yield from sync_effects(name, shape, dtype, plan.sync)
+
+
+def sync_effects(
+    what: str, shape: tuple[int, ...], dtype: torch.dtype, sync: GradientSync
+) -> Iterator[Effect]:
+    """What a gradient's own sync sends, moves and keeps; `shape` is the local gradient's."""
+    numel = math.prod(shape)
+    for send in sync.sends:
+        item = getattr(torch, send.dtype).itemsize if send.dtype else dtype.itemsize
+        size = math.ceil(send.fraction * numel) * (item + send.index_bytes)
+        if send.op == "all_gather":
+            size *= split_size(sync.axes)
+        yield Collective(send.op, size, sync.axes, "grad_sync", "step", what)
+    name = str(dtype).removeprefix("torch.")
+    if sync.passes:
+        moved = math.ceil(sync.passes * numel * dtype.itemsize)
+        yield Compute("optimizer", 0, moved, name, "optimizer")
+    for _ in sync.state:
+        yield Resident("optimizer", numel * dtype.itemsize)
 
 
 def input_effects(block: Block, setting: Setting) -> Iterator[Effect]:
@@ -111,4 +142,5 @@ def scalar_collectives(
         yield Collective("all_reduce", loss_item_bytes, parts, "forward", "step", "loss")
     world = tuple(mesh.part(a) for a, size in mesh.axes if size > 1)
     if world:
-        yield Collective("all_reduce", loss_item_bytes, world, "optimizer", "step", "gradient norm")
+        # The squares are summed in float64, whatever the gradients are in.
+        yield Collective("all_reduce", 8, world, "optimizer", "step", "gradient norm")

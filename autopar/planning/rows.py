@@ -61,6 +61,7 @@ def build(problem: PlanningProblem, kept: Kept, scale: Scale, name: str) -> Rows
         if not is_free(edge):
             add_conversions(rows, f"{e:04}", edge, kept)
     add_transient(rows, problem, kept)
+    add_covers(rows, problem, kept)
     add_counts(rows)
     return rows
 
@@ -77,6 +78,18 @@ def add_choices(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
             rows.alike.setdefault((slot.choices, c), []).append((x, 1.0))
         one = [(rows.chosen[s, c], 1.0) for c in kept[s]]
         rows.add(f"choice_{s:04}", one, pulp.LpConstraintEQ, 1.0)
+
+
+def add_covers(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
+    """(cover): at least one choice that uses it."""
+    for k, cover in enumerate(problem.covers):
+        users = [
+            (rows.chosen[s, c], 1.0)
+            for s, takes in enumerate(cover.takes)
+            for c in takes
+            if c in kept[s]
+        ]
+        rows.add(f"cover_{k:02}", users, pulp.LpConstraintGE, 1.0)
 
 
 def is_free(edge: Edge) -> bool:

@@ -9,7 +9,7 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.program import Program
 from autopar.planning.ilp import solve
 from autopar.planning.meshes import axes_in_order, settings
-from autopar.planning.outer import Dropped, Outer, open_setting
+from autopar.planning.outer import Dropped, Outer, check_layers, open_setting
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
@@ -71,6 +71,7 @@ def search(
     """
     opened: list[Tried] = []
     dropped: list[Dropped] = []
+    check_layers(model, pins)
     inseparable = why_inseparable(model)
     axes = axes_in_order(strategies)
     for setting in settings(axes, cluster.devices, pins.axes, pins.microbatches, model.batch_size):

@@ -10,9 +10,11 @@ from autopar.graph.model_graph import Block, ModelGraph
 from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
-from autopar.mesh import Mesh, Split
+from autopar.mesh import Mesh
 from autopar.plan import Plan
-from autopar.planning.annotate import annotate
+from autopar.planning.annotate import Candidates, annotate
+from autopar.planning.decide import tokens_of
+from autopar.planning.full_shards import one_full_shard
 from autopar.planning.legal import candidate_faults, in_microbatch
 from autopar.planning.meshes import axes_in_order
 from autopar.planning.outer import misfit
@@ -32,19 +34,22 @@ def verify(
     Errors: AutoparError that says what the plan has and what it may have.
     """
     check_model(model, plan)
+    _check_derived(model, plan)
     asked, factors = _setting(plan, cluster, strategies)
     why = misfit(model, asked, why_inseparable(model))
     if why is not None:
         raise AutoparError(f"the plan can't run: {why}")
     program = realise(model, plan)
     _check_regions(program, asked, factors, strategies)
-    used = {part.axis for c in program.choices.values() for d in c.values() for part in _parts(d)}
-    idle = [axis for axis, size in plan.mesh.items() if size > 1 and axis not in used]
-    if idle:
-        raise AutoparError(
-            f"no region of the plan uses the axis {idle[0]} = {plan.mesh[idle[0]]}: let one use "
-            "it, or plan again"
-        )
+    alike = one_full_shard(
+        {
+            (path, name): (c,)
+            for path, chosen in program.choices.items()
+            for name, c in chosen.items()
+        }
+    )
+    if isinstance(alike, str):
+        raise AutoparError(f"the plan can't run: {alike}")
     try:
         program.flows  # noqa: B018 (made on first use)
     except ImpossibleError as error:
@@ -52,8 +57,17 @@ def verify(
     return program
 
 
-def _parts(candidate: Candidate) -> Split:
-    return tuple(part for _, split in candidate.splits for part in split)
+def _check_derived(model: ModelGraph, plan: Plan) -> None:
+    """What follows from the batch isn't edited by itself."""
+    for name, said, real in (
+        ("batch_size", plan.batch_size, model.batch_size),
+        ("tokens", plan.tokens, tokens_of(model)),
+    ):
+        if said != real:
+            raise AutoparError(
+                f"the plan's {name} is {said:,}; its batch makes {real:,}. For another batch plan "
+                "again"
+            )
 
 
 # ---------------------------------------------------------------- the mesh
@@ -173,14 +187,24 @@ def _check_made(
         return
     who = _makers(candidate)
     if not made:
-        reasons = [why for refusals in found.refusals.values() for why in refusals]
-        raise AutoparError(
-            f"{where} can't be run by {who}: {'; '.join(reasons) or 'they make nothing like it'}"
-        )
+        raise AutoparError(f"{where} can't be run by {who}: {_why_not(candidate, named, found)}")
     raise AutoparError(
         f"{where} isn't what its strategies make. By {who} it has {_choice_text(made[0])}; in the "
         f"plan it has {_choice_text(candidate)}. Change its strategies, splits and params together"
     )
+
+
+def _why_not(candidate: Candidate, named: Sequence[Strategy], found: Candidates) -> str:
+    """Why the strategies make nothing that is marked as the candidate is."""
+    for strategy in named:
+        own = [field.name for field in fields(strategy)]
+        for option in candidate.options(strategy.name) or {}:
+            if option not in own:
+                known = ", ".join(own) or "none"
+                return f"{strategy.name} has no option {option!r}; it has {known}"
+    missed = found.missed or found.refusals.keys()
+    reasons = [why for name in sorted(missed) for why in found.refusals.get(name, ())]
+    return "; ".join(reasons) or "they don't go together there"
 
 
 def _pin(where: str, strategy: Strategy, options: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from autopar.runtime.collectives import (
 )
 from autopar.runtime.count import CollectiveCounter
 from autopar.runtime.fsdp import shard_fully
+from autopar.runtime.gradient_sync import gradient, keep_state, state
 from autopar.runtime.launch import initialise
 from autopar.runtime.layout import cat, split
 from autopar.runtime.parameters import Container, Declaration, declare, declare_layers
@@ -22,6 +23,7 @@ from autopar.runtime.process_mesh import Group, ProcessMesh
 from autopar.runtime.program import run_program
 from autopar.runtime.training import StepResult, TrainingModule
 from autopar.runtime.vocabulary import vocab_cross_entropy, vocab_embedding
+from autopar.runtime.zero import shard_state
 
 __all__ = [
     "CollectiveCounter",
@@ -39,7 +41,9 @@ __all__ = [
     "declare",
     "declare_layers",
     "enter",
+    "gradient",
     "initialise",
+    "keep_state",
     "local_part",
     "once",
     "reduce_scatter",
@@ -47,7 +51,9 @@ __all__ = [
     "run_program",
     "shard",
     "shard_fully",
+    "shard_state",
     "split",
+    "state",
     "unshard",
     "vocab_cross_entropy",
     "vocab_embedding",

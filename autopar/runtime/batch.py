@@ -89,22 +89,32 @@ def check_peers(
 def _match(batch: Any, inputs: tuple[Input, ...]) -> tuple[list[Any], Any, list[Input | None]]:
     """The batch's leaves, its structure, and which input each leaf is (None: not a tensor).
 
-    A mapping with exactly the inputs' names is read by name; else tensors go in pytree order.
+    Tensors in a mapping are read by name, others in pytree order.
     """
     if isinstance(batch, Mapping) and not isinstance(batch, dict):
         batch = dict(batch)  # Hugging Face's BatchEncoding is a leaf to pytree
-    leaves, spec = pytree.tree_flatten(batch)
-    names = {one.name: one for one in inputs}
-    if isinstance(batch, dict) and batch.keys() == names.keys():
-        return leaves, spec, [names[name] for name in batch]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if len(tensors) != len(inputs):
+    paths, spec = pytree.tree_flatten_with_path(batch)
+    leaves = [leaf for _, leaf in paths]
+    named = [_name(path) if isinstance(leaf, Tensor) else None for path, leaf in paths]
+    given = [name for name in named if name is not None]
+    known = {one.name: one for one in inputs}
+    if len(given) != len(inputs) or (isinstance(batch, dict) and set(given) != known.keys()):
         raise AutoparError(
-            f"The batch has {len(tensors)} tensors, the program takes {len(inputs)}: "
-            f"{', '.join(names)}. Pass the same structure as to autopar.compile."
+            f"The batch has {len(given)} tensors, the program takes {len(inputs)}: "
+            f"{', '.join(known)}; given: {', '.join(given) or 'none'}. Pass the same structure as "
+            "to autopar.compile."
         )
-    rest = iter(inputs)
-    return leaves, spec, [next(rest) if isinstance(leaf, Tensor) else None for leaf in leaves]
+    if not isinstance(batch, dict):
+        rest = iter(known)
+        named = [next(rest) if isinstance(leaf, Tensor) else None for leaf in leaves]
+    return leaves, spec, [None if name is None else known[name] for name in named]
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """The name that capture gives the tensor at a pytree path: its keys."""
+    keys = [getattr(k, "key", getattr(k, "idx", getattr(k, "name", ""))) for k in path]
+    name = "_".join(map(str, keys)) or "batch"
+    return name if name.isidentifier() else f"batch_{name}"
 
 
 def _check(tensor: Tensor, one: Input, shape: tuple[int, ...], what: str) -> None:

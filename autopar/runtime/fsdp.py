@@ -1,11 +1,12 @@
 """ZeRO stage 3 by torch's FSDP2."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed.fsdp import fully_shard
 
-from autopar.runtime.parameters import Container
+from autopar.runtime.parameters import Container, Sharded
+from autopar.runtime.process_mesh import Group
 
 
 def shard_fully(module: Container, axes: Sequence[str], names: Sequence[str]) -> None:
@@ -15,16 +16,9 @@ def shard_fully(module: Container, axes: Sequence[str], names: Sequence[str]) ->
     ends in one reduce-scatter, a sum, that adds to the sharded gradients. The module's other
     parameters are left alone. At most once a module, layers before what holds them; a collective.
     """
-    mesh = module.mesh
-    mesh.open([tuple(axes)])
-    group = mesh[tuple(axes)]
+    group = open_shards(module, 3, axes, names)
     if group.size == 1:
         return
-    for name in names:
-        missing = set(group.axes) - set(module.declarations[name].sums)
-        missing = {axis for axis in missing if mesh.layout.size(axis) > 1}
-        assert not missing, f"{name}'s gradient is not summed over {sorted(missing)}"
-        module.fully_sharded[name] = group.axes
     managed = {module.get_parameter(name) for name in names}
     wrapped: Any = fully_shard(  # in place: its class becomes a subclass of FSDPModule as well
         module,
@@ -37,10 +31,31 @@ def shard_fully(module: Container, axes: Sequence[str], names: Sequence[str]) ->
     wrapped.set_force_sum_reduction_for_comms(True)
 
 
+def open_shards(
+    module: Container, stage: Literal[1, 2, 3], axes: Sequence[str], names: Sequence[str]
+) -> Group:
+    """Opens the group of `axes` and records the parameters that it shards: none over one rank."""
+    mesh = module.mesh
+    mesh.open([tuple(axes)])
+    group = mesh[tuple(axes)]
+    for name in names if group.size > 1 else ():
+        missing = set(group.axes) - set(module.declarations[name].sums)
+        assert not missing, f"{name}'s gradient is not summed over {sorted(missing)}"
+        assert name not in module.sharded, f"{name} is sharded twice"
+        module.sharded[name] = Sharded(group.axes, stage)
+    return group
+
+
 def close_root(root: Container) -> None:
     """Makes `root` the one root of all FSDP2 modules below it, if there are any, so that they share
     streams and prefetch.
     """
-    below = [one for one in root.modules() if isinstance(one, Container) and one.fully_sharded]
-    if below and root not in below:
-        shard_fully(root, axes=next(iter(below[0].fully_sharded.values())), names=())
+    axes_of = {
+        one: sharded.axes
+        for one in root.modules()
+        if isinstance(one, Container)
+        for sharded in one.sharded.values()
+        if sharded.stage == 3
+    }
+    if axes_of and root not in axes_of:
+        shard_fully(root, axes=next(iter(axes_of.values())), names=())

@@ -16,7 +16,7 @@ BUCKET_BYTES = 32 * 2**20
 def sum_axes(leaf: Leaf, mesh: ProcessMesh) -> tuple[str, ...]:
     """The axes over which the leaf's accumulated gradient is still partial, in mesh order."""
     done = leaf.shard.axes if leaf.shard else ()
-    sums = set(leaf.declaration.sums) - set(done)
+    sums = set(leaf.declaration.sums) - set(done) - set(leaf.declaration.synced)
     return tuple(axis for axis, size in mesh.layout.axes if axis in sums and size > 1)
 
 

@@ -17,15 +17,17 @@ from autopar.runtime.process_mesh import Group, ProcessMesh
 class Leaf:
     """One declared parameter or buffer on this rank.
 
-    `name` and `also` are the plain model's. `value` is the plain local tensor, FSDP2's shard of it
-    where FSDP2 manages it; it shares memory with what forward uses, and the optimizer steps it.
+    `name` and `also` are the plain model's. `value` is the plain local tensor, or this rank's shard
+    of it where ZeRO shards it: the optimizer steps it, checkpoints hold it. It shares memory with
+    what forward uses, which under ZeRO 1 and 2 takes the other ranks' shards before a step's first
+    forward.
     """
 
     name: str
     also: tuple[str, ...]
     declaration: Declaration
     shard: Group | None
-    """The group that FSDP2 shards it over."""
+    """The group that ZeRO shards it over, on dim 0."""
     value: Tensor
     module: Container
     key: str
@@ -43,13 +45,19 @@ class Leaf:
         return self.declaration.axes | frozenset(self.shard.axes if self.shard else ())
 
     @property
+    def stage(self) -> int:
+        """ZeRO's stage, 0 where it isn't sharded."""
+        sharded = self.module.sharded.get(self.key)
+        return 0 if sharded is None else sharded.stage
+
+    @property
     def grad(self) -> Tensor | None:
         """The plain local gradient of `value`, or None where backward gave none."""
-        grad = self.registered.grad
+        grad = self.value.grad if self.stage in (1, 2) else self.registered.grad
         return None if grad is None else local_tensor(grad)
 
     def whole(self, mesh: ProcessMesh, tensor: Tensor) -> Tensor:
-        """The whole tensor, of the registered tensor or of its gradient: a collective."""
+        """The whole tensor, of `value` or of `grad` (or FSDP2's form of them): a collective."""
         with torch.no_grad():
             part = local_tensor(tensor).detach()
             if self.shard is not None:
@@ -65,7 +73,7 @@ class Leaf:
             return whole
 
     def _unsharded(self, shard: Tensor, mesh: ProcessMesh) -> Tensor:
-        """FSDP2's padded shards of dim 0 put together again."""
+        """The shards of dim 0 put together again, padded to equal size on the way."""
         assert self.shard is not None
         rows = local_shape(self.declaration.dims, mesh.layout)[0]
         most = -(-rows // self.shard.size)
@@ -82,11 +90,13 @@ class Leaf:
             )
         with torch.no_grad():
             part = take(whole, self.declaration.dims, mesh.layout, mesh.coordinate)
-            if self.shard is not None:
-                # FSDP2 pads: later ranks may hold less, or nothing.
-                chunks = part.chunk(self.shard.size)
-                part = chunks[self.shard.rank] if self.shard.rank < len(chunks) else part[:0]
-            self.value.copy_(part)
+            self.value.copy_(part if self.shard is None else _shard(part, self.shard))
+
+
+def _shard(part: Tensor, group: Group) -> Tensor:
+    """This rank's rows, as a view: ranks later in the group may hold less than others, or none."""
+    chunks = part.chunk(group.size)
+    return chunks[group.rank] if group.rank < len(chunks) else part[:0]
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -100,19 +110,21 @@ def leaves_of(model: Container, mesh: ProcessMesh) -> tuple[Leaf, ...]:
     leaves = []
     for name, module, key, declaration in declared(model):
         prefix = name.removesuffix(key)
-        axes = module.fully_sharded.get(key)
+        sharded = module.sharded.get(key)
+        group = None if sharded is None else mesh[sharded.axes]
         registered = module.get_buffer(key) if declaration.buffer else module.get_parameter(key)
         value = registered
-        if isinstance(registered, DTensor):
+        if sharded is not None and group is not None:
+            assert isinstance(registered, DTensor) == (sharded.stage == 3), name
             local = local_tensor(registered).detach()
+            local = local if sharded.stage == 3 else _shard(local, group)
             value = nn.Parameter(local, requires_grad=registered.requires_grad)
-        assert isinstance(registered, DTensor) == (axes is not None), name
         leaves.append(
             Leaf(
                 name,
                 tuple(prefix + other for other in declaration.also),
                 declaration,
-                None if axes is None else mesh[axes],
+                group,
                 value,
                 module,
                 key,

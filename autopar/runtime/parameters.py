@@ -4,6 +4,7 @@ parts of.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -28,6 +29,8 @@ class Declaration:
     buffer: bool
     trainable: bool
     persistent: bool
+    synced: tuple[str, ...] = ()
+    """The axes among `sums` that the program's `sync_gradients` takes care of."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,6 +41,16 @@ class Declaration:
     def axes(self) -> frozenset[str]:
         """The axes that the tensor is cut over."""
         return frozenset().union(*(axes_of(dim) for dim in self.dims))
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """How ZeRO shards a parameter, on dim 0: over the axes, at stage 1 its optimizer state, at 2
+    its gradient as well, at 3 all of it.
+    """
+
+    axes: tuple[str, ...]
+    stage: Literal[1, 2, 3]
 
 
 class Container(nn.Module):
@@ -52,8 +65,10 @@ class Container(nn.Module):
         super().__init__()
         self.declarations: dict[str, Declaration] = {}
         """What this module declared, by name relative to it."""
-        self.fully_sharded: dict[str, tuple[str, ...]] = {}
-        """The axes that FSDP2 shards a declared parameter over, by the same names."""
+        self.kept_state: dict[tuple[str, str], Any] = {}
+        """What strategies keep beside parameters, by (parameter, name); on the root only."""
+        self.sharded: dict[str, Sharded] = {}
+        """How ZeRO shards declared parameters, by the same names."""
 
     def __getitem__(self, index: int) -> nn.Module:
         return self.get_submodule(str(index))
@@ -72,15 +87,24 @@ def declare(
     buffer: bool = False,
     trainable: bool = True,
     persistent: bool = True,
+    synced: Sequence[str] = (),
 ) -> None:
     """Registers this rank's part of a parameter (or buffer), uninitialised, on the mesh's device.
 
     `dims` are those of the whole tensor (see `autopar.runtime.layout`). `persistent` as in
-    `register_buffer`: False keeps a buffer out of state dicts.
+    `register_buffer`: False keeps a buffer out of state dicts. `synced`: axes among `sums` over
+    which the program's own `sync_gradients` sums the gradient.
     """
     mesh = module.mesh
     declaration = Declaration(
-        dims, tuple(sums), dtype, tuple(also), buffer, trainable and not buffer, persistent
+        dims,
+        tuple(sums),
+        dtype,
+        tuple(also),
+        buffer,
+        trainable and not buffer,
+        persistent,
+        tuple(synced),
     )
     overlap = declaration.axes & set(sums)
     assert not overlap, f"{name} is cut over {sorted(overlap)} and summed over them as well"

@@ -15,7 +15,7 @@ from autopar.runtime.process_mesh import ProcessMesh
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A box of a whole tensor: where it starts there, and a view of the local part that holds it."""
+    """A box of a whole tensor: where it starts there, and a view of the local part with it."""
 
     offsets: tuple[int, ...]
     view: Tensor

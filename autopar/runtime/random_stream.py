@@ -1,6 +1,6 @@
 """Random numbers of forward and backward, apart from the user's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -16,10 +16,28 @@ class RandomStream:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._device = device
+        self.seed = seed
+        """What the stream began from."""
+        self._state = self._seeded(seed)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Where the stream stands, by device type: bytes, as torch's generators give them."""
+        return dict(zip(("cpu", self._device.type), self._state, strict=False))
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from a `state`. Errors: RuntimeError for bytes that are none."""
+        wanted = tuple(state[device] for device in self.state)
         outer = self._get()
-        torch.manual_seed(seed)
-        self._state = self._get()
-        self._set(outer)
+        try:
+            self._set(wanted)
+        finally:
+            self._set(outer)
+        self._state = wanted
+
+    def reseed(self, seed: int) -> None:
+        """Goes on as a stream of this seed; `self.seed` stays what the run began from."""
+        self._state = self._seeded(seed)
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -31,6 +49,13 @@ class RandomStream:
         finally:
             self._state = self._get()
             self._set(outer)
+
+    def _seeded(self, seed: int) -> tuple[Tensor, ...]:
+        outer = self._get()
+        torch.manual_seed(seed)
+        state = self._get()
+        self._set(outer)
+        return state
 
     def _get(self) -> tuple[Tensor, ...]:
         if self._device.type == "cuda":

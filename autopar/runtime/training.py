@@ -1,8 +1,9 @@
 """TrainingModule: an emitted program, run on this rank."""
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Union
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from autopar.errors import AutoparError
 from autopar.runtime import batch as batches
 from autopar.runtime import weights
+from autopar.runtime.checkpoint import Running, open_checkpoint, save_checkpoint
 from autopar.runtime.fsdp import close_root
 from autopar.runtime.gradients import clip_gradients, global_norm, sum_axes, sum_gradients
 from autopar.runtime.launch import initialise
@@ -19,6 +21,8 @@ from autopar.runtime.leaves import leaves_of
 from autopar.runtime.process_mesh import ProcessMesh
 from autopar.runtime.program import read_program
 from autopar.runtime.random_stream import RandomStream
+from autopar.runtime.weights_files import load_files
+from autopar.runtime.zero import ShardedState
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 OptimizerFactory = Union[
@@ -69,8 +73,11 @@ class TrainingModule:
         close_root(self.model)
         self.leaves = leaves_of(self.model, self.mesh)
         self._open_groups()
+        self._sharded_state = ShardedState(self.leaves)
         self.clip_norm = clip_norm
         self.optimizer = build_optimizer(optimizer, self._named_parameters())
+        self.steps = 0
+        """How many optimizer steps were taken, before a loaded checkpoint as well."""
         self._unloaded = {leaf.name for leaf in self.leaves}
         self._peers_checked = False
         self._gradients_ready = False
@@ -99,12 +106,18 @@ class TrainingModule:
             leaf.registered.grad = None
             leaf.value.grad = None
         total = torch.zeros((), device=self.mesh.device)
+        self._sharded_state.begin()
         with self.random.use():
-            for piece in pieces:
+            for index, piece in enumerate(pieces, start=1):
                 loss = self.model(*piece, counts)
+                self._sharded_state.begin_backward(last=index == len(pieces))
                 loss.backward()
+                self._sharded_state.end_backward()
                 total = total + loss.detach()
         sum_gradients(self.leaves, self.mesh)
+        if self.program.defines("sync_gradients"):
+            with torch.no_grad():
+                self.model.sync_gradients()
         self._gradients_ready = True
         return self._global_loss(total)
 
@@ -122,6 +135,7 @@ class TrainingModule:
             if leaf.value is not leaf.registered:
                 leaf.value.grad = leaf.grad
         self.optimizer.step()
+        self.steps += 1
         return norm
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -131,7 +145,7 @@ class TrainingModule:
         Errors: AutoparError unless called between `forward_backward` and `optimizer_step`.
         """
         self._need_gradients("full_gradients")
-        grads = [(leaf, leaf.registered.grad) for leaf in self.leaves]
+        grads = [(leaf, leaf.grad) for leaf in self.leaves]
         return {leaf.name: leaf.whole(self.mesh, grad) for leaf, grad in grads if grad is not None}
 
     def evaluate(self, local_batch: Any) -> Tensor:
@@ -140,6 +154,7 @@ class TrainingModule:
         counts = self._counts(pieces)
         self.model.eval()
         total = torch.zeros((), device=self.mesh.device)
+        self._sharded_state.begin()
         with torch.no_grad():
             for piece in pieces:
                 total = total + self.model(*piece, counts)
@@ -163,14 +178,16 @@ class TrainingModule:
 
     # ------------------------------------------------------------ weights
 
-    def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Takes this rank's parts of a plain state dict. No collective.
+    def load_weights(self, state: Mapping[str, Tensor] | str | Path) -> None:
+        """Takes this rank's parts of a plain state dict, or of a safetensors file or folder, of
+        which it reads nothing else. No collective.
 
-        Errors: AutoparError for missing or unknown names and other shapes.
+        Errors: AutoparError for missing or unknown names, other shapes, and unreadable files.
         """
-        weights.load_weights(self.leaves, self.mesh, state)
-        names = {leaf.name for leaf in self.leaves if {leaf.name, *leaf.also} & state.keys()}
-        self._unloaded -= names
+        if isinstance(state, str | Path):
+            self._unloaded -= load_files(self.leaves, self.mesh, Path(state))
+        else:
+            self._unloaded -= weights.load_weights(self.leaves, self.mesh, state)
 
     def load_from_rank0(self, model: nn.Module | None) -> None:
         """Takes rank 0's weights, one tensor at a time; other ranks may pass None.
@@ -183,6 +200,34 @@ class TrainingModule:
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on every rank under the plain model's names, tied names included."""
         return weights.full_state_dict(self.leaves, self.mesh)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(self, folder: str | Path, *, keep: int = 2) -> Path:
+        """Adds a checkpoint (weights, optimizer, random stream, `steps`) to a folder that all ranks
+        share, keeps the `keep` newest, and returns its path. A kill at any moment loses none.
+
+        Errors: AutoparError, on every rank, where one couldn't write; earlier ones stay.
+        """
+        self._need_values()
+        return save_checkpoint(self._running(), Path(folder), keep)
+
+    def load_checkpoint(self, folder: str | Path, *, drop_state: Collection[str] = ()) -> None:
+        """Goes on from the newest complete checkpoint of a folder (or from one given itself), saved
+        under any plan of the same model. `drop_state` names what isn't wanted: "optimizer",
+        "random", or state that this plan doesn't know.
+
+        Errors: AutoparError, on every rank: no complete checkpoint, a corrupt one, another model's,
+        another optimizer's, state that this plan doesn't know.
+        """
+        if isinstance(drop_state, str):
+            raise AutoparError(f"drop_state takes several names: ({drop_state!r},)")
+        opened = open_checkpoint(self._running(), Path(folder), drop_state)
+        self._gradients_ready = False
+        self._unloaded = {leaf.name for leaf in self.leaves}
+        opened.read(self._running())
+        self._unloaded.clear()
+        self.steps = opened.step
 
     def close(self) -> None:
         """Destroys the process groups made for this program; the default one stays."""
@@ -201,6 +246,18 @@ class TrainingModule:
             raise AutoparError("The model has no trainable parameter (requires_grad is False)")
         return [(name, value) for name, value in named if isinstance(value, nn.Parameter)]
 
+    def _running(self) -> Running:
+        return Running(
+            self.leaves,
+            self.mesh,
+            self.optimizer,
+            tuple(self.model.kept_state.values()),
+            self.random,
+            self.data_parallel_rank,
+            self.data_parallel_size,
+            self.steps,
+        )
+
     def _random_stream(self, seed: int | None) -> RandomStream:
         """Ranks that share samples draw the same masks, data ranks different ones."""
         given = torch.initial_seed() if seed is None else seed
@@ -210,11 +267,7 @@ class TrainingModule:
         return RandomStream(int(base) + self.data_parallel_rank, self.mesh.device)
 
     def _microbatches(self, local_batch: Any) -> list[tuple[Tensor, ...]]:
-        if self._unloaded:
-            raise AutoparError(
-                f"{len(self._unloaded)} tensors have no values yet ({min(self._unloaded)}, …): "
-                "call load_weights or load_from_rank0 first"
-            )
+        self._need_values()
         tensors = batches.local_tensors(local_batch, self.program, self.mesh.device)
         if not self._peers_checked:
             data = self.mesh[self.program.data_axes]
@@ -241,6 +294,13 @@ class TrainingModule:
         if group.size > 1:
             dist.all_reduce(total, group=group.process_group)
         return total
+
+    def _need_values(self) -> None:
+        if self._unloaded:
+            raise AutoparError(
+                f"{len(self._unloaded)} tensors have no values yet ({min(self._unloaded)}, …): "
+                "call load_weights or load_from_rank0 first"
+            )
 
     def _need_gradients(self, method: str) -> None:
         if not self._gradients_ready:

@@ -1,6 +1,6 @@
 """Weights in and out: whole tensors under the plain model's names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -11,23 +11,35 @@ from autopar.runtime.leaves import Leaf
 from autopar.runtime.process_mesh import ProcessMesh
 
 
-def load_weights(leaves: Sequence[Leaf], mesh: ProcessMesh, state: Mapping[str, Tensor]) -> None:
-    """Every rank takes its parts of a plain state dict; no communication.
+def load_weights(
+    leaves: Sequence[Leaf], mesh: ProcessMesh, state: Mapping[str, Tensor]
+) -> set[str]:
+    """Every rank takes its parts of a plain state dict; no communication. Returns the names of the
+    leaves that were there.
 
     Non-persistent buffers may be missing, as in plain state dicts: they stay what they are.
 
     Errors: AutoparError for names missing, names unknown, other shapes.
     """
+    found = matched(leaves, state.keys())
+    for name, leaf in found.items():
+        leaf.store(mesh, state[name])
+    return {leaf.name for leaf in found.values()}
+
+
+def matched(leaves: Sequence[Leaf], names: Set[str]) -> dict[str, Leaf]:
+    """Leaves by the name (of several, where tied) under which plain weights have them.
+
+    Errors: AutoparError for names missing and names unknown.
+    """
     known = {name for leaf in leaves for name in (leaf.name, *leaf.also)}
-    if unknown := sorted(state.keys() - known):
-        raise AutoparError(f"The program has no {_listed(unknown)}: are these another model's?")
-    found = {leaf.name: _find(leaf, state) for leaf in leaves}
-    missing = [leaf.name for leaf in leaves if needed(leaf) and found[leaf.name] is None]
+    if unknown := sorted(names - known):
+        raise AutoparError(f"The program has no {listed(unknown)}: are these another model's?")
+    found = {leaf: _name(leaf, names) for leaf in leaves}
+    missing = [leaf.name for leaf in leaves if needed(leaf) and found[leaf] is None]
     if missing:
-        raise AutoparError(f"The weights given lack {_listed(missing)}")
-    for leaf in leaves:
-        if (whole := found[leaf.name]) is not None:
-            leaf.store(mesh, whole)
+        raise AutoparError(f"The weights given lack {listed(missing)}")
+    return {name: leaf for leaf, name in found.items() if name is not None}
 
 
 def load_from_rank0(leaves: Sequence[Leaf], mesh: ProcessMesh, model: nn.Module | None) -> None:
@@ -65,7 +77,7 @@ def full_state_dict(leaves: Sequence[Leaf], mesh: ProcessMesh) -> dict[str, Tens
     state = {}
     for leaf in leaves:
         if leaf.declaration.persistent:
-            whole = leaf.whole(mesh, leaf.registered)
+            whole = leaf.whole(mesh, leaf.value)
             state.update(dict.fromkeys((leaf.name, *leaf.also), whole))
     return state
 
@@ -75,8 +87,13 @@ def needed(leaf: Leaf) -> bool:
     return leaf.declaration.persistent
 
 
+def _name(leaf: Leaf, names: Set[str]) -> str | None:
+    return next((name for name in (leaf.name, *leaf.also) if name in names), None)
+
+
 def _find(leaf: Leaf, state: Mapping[str, Tensor]) -> Tensor | None:
-    return next((state[name] for name in (leaf.name, *leaf.also) if name in state), None)
+    name = _name(leaf, state.keys())
+    return None if name is None else state[name]
 
 
 def _problem(leaves: Sequence[Leaf], state: Mapping[str, Tensor], model: nn.Module | None) -> str:
@@ -86,7 +103,7 @@ def _problem(leaves: Sequence[Leaf], state: Mapping[str, Tensor], model: nn.Modu
     known = {name for leaf in leaves for name in (leaf.name, *leaf.also)}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if unknown := sorted(parameters - known):
-        return f"The program was compiled from another model: it has no {_listed(unknown)}"
+        return f"The program was compiled from another model: it has no {listed(unknown)}"
     for leaf in leaves:
         given = _find(leaf, state)
         if given is None:
@@ -101,6 +118,7 @@ def _problem(leaves: Sequence[Leaf], state: Mapping[str, Tensor], model: nn.Modu
     return ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -22,9 +22,9 @@ def on_every_rank(mesh: ProcessMesh, work: Callable[[], T]) -> T:
     exception is raised as it is where it happened and quoted in an AutoparError elsewhere.
     """
     failure: Exception | None = None
-    result: T | None = None
+    result: list[T] = []
     try:
-        result = work()
+        result.append(work())
     except Exception as error:  # noqa: BLE001 (raised below, after the other ranks know)
         failure = error
     ours = None if failure is None else _message(failure)
@@ -38,8 +38,7 @@ def on_every_rank(mesh: ProcessMesh, work: Callable[[], T]) -> T:
         if message is not None:
             where = f" (rank {rank})" if mesh.world.size > 1 else ""
             raise AutoparError(f"{message}{where}") from failure
-    assert result is not None
-    return result
+    return result[0]
 
 
 @contextmanager

@@ -43,8 +43,8 @@ def newest(folder: Path) -> Path:
         unfinished
     )
     raise AutoparError(
-        f"{folder} {state}{began}. Pass the folder that save_checkpoint was given, or one checkpoint "
-        "in it; a plain state dict or safetensors are for load_weights."
+        f"{folder} {state}{began}. Pass the folder that save_checkpoint was given, or one "
+        "checkpoint in it; a plain state dict or safetensors are for load_weights."
     )
 
 
@@ -56,7 +56,7 @@ def earlier(checkpoint: Path) -> Path | None:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """A new folder to write a checkpoint of `step` into; what earlier kills left over is removed."""
+    """A new folder to write a checkpoint of `step` into; what earlier kills left is removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if path.name.startswith((UNFINISHED, REMOVED)):

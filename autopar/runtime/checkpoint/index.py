@@ -151,6 +151,8 @@ def _check_chunks(index: Index) -> None:
     """No chunk claims more than its file can hold: nothing is allocated on a stranger's word."""
     claimed = dict.fromkeys(index.files, 0)
     for key, saved in index.tensors.items():
+        if not saved.chunks or (not saved.shape and len(saved.chunks) > 1):
+            raise ValueError(f"{key} of shape {saved.shape} has {len(saved.chunks)} chunks")
         for chunk in saved.chunks:
             if chunk.file not in claimed:
                 raise ValueError(f"{key} lies in {chunk.file!r}, which isn't among its files")

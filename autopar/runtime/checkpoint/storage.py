@@ -10,19 +10,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint import (
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
-    Metadata,
     ReadItem,
     SavePlan,
     SavePlanner,
-    StorageReader,
-    StorageWriter,
+    WriteItem,
 )
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from autopar.runtime.checkpoint.folder import INDEX
@@ -135,7 +132,7 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copies what the plan asks for. Errors: AutoparError where a file isn't what was written."""
+        """Copies what the plan asks for. Errors: AutoparError for a file that was changed."""
         wanted: dict[str, dict[tuple[str, Chunk], list[ReadItem]]] = {}
         chunks = {
             (key, chunk.offsets): chunk
@@ -218,4 +215,5 @@ def _bytes(tensor: Any) -> memoryview:
     """A tensor's bytes, on the host."""
     assert isinstance(tensor, Tensor)
     flat = tensor.detach().cpu().contiguous().flatten()
-    return memoryview(flat.view(torch.uint8).numpy())
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)

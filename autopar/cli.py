@@ -1,0 +1,182 @@
+"""The command line: autopar plan | show | diff | emit | plugins | presets."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from autopar.compiled import Compiled
+from autopar.compiler import compile
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.preset_files import preset_info, preset_names
+from autopar.registry import installed_plugins
+from autopar.reload import emit
+from autopar.strict_json import read_json
+
+MODEL_HELP = (
+    "module:callable; called without arguments it returns the model, (model, batch) or "
+    "(model, batch, loss). The module is looked for in the current folder first"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 2 for a user's mistake, which is printed to stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except AutoparError as error:
+        print(f"autopar: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="autopar", description="Plans for training in parallel.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    plan = commands.add_parser("plan", help="plan a model's training on a cluster and print it")
+    plan.add_argument("model", help=MODEL_HELP)
+    plan.add_argument("cluster", help="a preset like h100:64, or the path of a JSON or YAML file")
+    plan.add_argument("--pin", default="{}", metavar="JSON", help='{"tp": 2, "zero": false}, say')
+    plan.add_argument("--forbid", nargs="*", default=[], metavar="NAME", help="strategies or axes")
+    plan.add_argument("--memory-fraction", type=float, default=1.0, metavar="F")
+    plan.add_argument("--out", type=Path, help="folder for plan.json and module.py")
+    plan.set_defaults(run=_plan)
+
+    show = commands.add_parser("show", help="print a plan")
+    show.add_argument("plan", type=Path, help="plan.json")
+    show.set_defaults(run=lambda options: print(Plan.load(options.plan), end=""))
+
+    diff = commands.add_parser("diff", help="what differs between two plans")
+    diff.add_argument("before", type=Path, help="plan.json")
+    diff.add_argument("after", type=Path, help="plan.json")
+    diff.set_defaults(run=_diff)
+
+    again = commands.add_parser("emit", help="check a plan, perhaps edited, and emit its program")
+    again.add_argument("plan", type=Path, help="plan.json")
+    again.add_argument("--model", required=True, help=MODEL_HELP)
+    again.add_argument("--out", type=Path, help="folder for plan.json and module.py")
+    again.set_defaults(run=_emit)
+
+    commands.add_parser("plugins", help="the strategies and cost models that are installed") \
+        .set_defaults(run=_plugins)  # fmt: skip
+    commands.add_parser("presets", help="the clusters that autopar knows by name") \
+        .set_defaults(run=_presets)  # fmt: skip
+    return parser
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _plan(options: argparse.Namespace) -> None:
+    pin = read_json(options.pin, "the JSON of --pin")
+    if not isinstance(pin, dict):
+        raise AutoparError(f"--pin must be a JSON object, not {options.pin}")
+    model, batch, loss = load_model(options.model)
+    compiled = compile(
+        model,
+        options.cluster,
+        batch,
+        loss=loss,
+        pin=pin,
+        forbid=options.forbid,
+        memory_fraction=options.memory_fraction,
+    )
+    _finish(compiled, options.out)
+
+
+def _diff(options: argparse.Namespace) -> None:
+    text = Plan.load(options.before).diff(Plan.load(options.after))
+    print(text or "the plans are equal\n", end="")
+
+
+def _emit(options: argparse.Namespace) -> None:
+    plan = Plan.load(options.plan)
+    model, batch, loss = load_model(options.model)
+    compiled = emit(model, plan, batch, loss=loss)
+    if options.out is None:
+        print(compiled.source, end="")
+        return
+    changes = plan.diff(compiled.plan)
+    print(f"The plan's figures, computed anew:\n{changes}" if changes else "The plan is as it was.")
+    _save(compiled, options.out)
+
+
+def _plugins(options: argparse.Namespace) -> None:
+    for kind, plugins in installed_plugins().items():
+        print(kind)
+        for plugin in plugins:
+            print(f"  {plugin.name:<14} {plugin.value}  ({plugin.distribution})")
+            if plugin.fault:
+                print(f"  {'':<14} BROKEN: {plugin.fault}")
+
+
+def _presets(options: argparse.Namespace) -> None:
+    for name in preset_names():
+        preset = preset_info(name)
+        print(f"{name:<6} {preset.summary}  ({preset.date})")
+        for source in preset.sources:
+            print(f"       {source}")
+
+
+def _finish(compiled: Compiled, out: Path | None) -> None:
+    print(compiled.plan, end="")
+    if out is not None:
+        _save(compiled, out)
+
+
+def _save(compiled: Compiled, out: Path) -> None:
+    try:
+        compiled.save(out)
+    except OSError as error:
+        raise AutoparError(f"can't write to {out}: {error.strerror}") from error
+    print(f"Written: {out / 'plan.json'}, {out / 'module.py'}")
+
+
+# ---------------------------------------------------------------- the model
+
+
+def load_model(spec: str) -> tuple[nn.Module, Any, Any]:
+    """(model, batch or None, loss or None) of "module:callable". Runs the user's code.
+
+    Errors: AutoparError for a spec that names nothing, and for a callable that returns anything
+    else; what the user's own code raises is not touched.
+    """
+    module_name, colon, attribute = spec.partition(":")
+    if not colon or not module_name or not attribute:
+        raise AutoparError(f"{spec!r} isn't of the form module:callable")
+    module = _import(module_name)
+    build = getattr(module, attribute, None)
+    if not callable(build):
+        raise AutoparError(f"{spec!r}: {module_name} has no callable {attribute!r}")
+    made = build()
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise AutoparError(
+            f"{spec!r} returned {kinds}: it must return the model, (model, batch) or "
+            "(model, batch, loss)"
+        )
+    model, batch, loss = (*parts, None, None)[:3]
+    return model, batch, loss
+
+
+def _import(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise AutoparError(f"there is no module {name!r} here or among the installed") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

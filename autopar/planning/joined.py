@@ -1,0 +1,70 @@
+"""Collectives that the runtime joins into one call: what each adds to it, and the call itself.
+
+ZeRO gathers a layer's parameters together and reduce-scatters their gradients together (a unit);
+gradients that are summed once a step lie in buckets. A call's latency is paid once by all that
+share it, so it is no region's: `split_price` parts it from the bytes, which are.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autopar.planning.problem import Edge, Use
+from autopar.plugin import BUCKET, Collective, Effect
+from autopar.runtime.gradients import BUCKET_BYTES
+
+Cost = Callable[[Effect], float]
+Taken = frozenset[Collective]
+"""The units, as empty calls, that a choice takes part in."""
+
+
+def empty_call(effect: Collective) -> Collective:
+    """The call that an effect shares, without what is communicated."""
+    return replace(effect, bytes=0, what="")
+
+
+def split_price(effect: Collective, cost: Cost) -> float:
+    """Seconds that a joined collective adds: of its bytes, and of the buckets that it fills."""
+    call_s = cost(empty_call(effect))
+    buckets = min(1.0, effect.bytes / BUCKET_BYTES) if effect.unit == BUCKET else 0.0
+    return cost(effect) - call_s + buckets * call_s
+
+
+def whole_calls(effects: Iterable[tuple[str, Effect]]) -> Iterator[tuple[str, Effect, int]]:
+    """(layer, effect, calls) with joined collectives put together: a layer's in one call, those of
+    all layers in as many buckets as they fill."""
+    joined: dict[tuple[str, Collective], int] = {}
+    for path, effect in effects:
+        if isinstance(effect, Collective) and effect.unit:
+            key = ("" if effect.unit == BUCKET else path, empty_call(effect))
+            joined[key] = joined.get(key, 0) + effect.bytes
+        else:
+            yield path, effect, 1
+    for (path, call), total in joined.items():
+        buckets = math.ceil(total / BUCKET_BYTES) if call.unit == BUCKET else 1
+        yield path, replace(call, bytes=total), buckets
+
+
+def unit_edges(units: Mapping[str, Mapping[int, Sequence[Taken]]], call_s: Cost) -> Iterator[Edge]:
+    """What a layer pays once if any of its regions takes part in a unit: a conversion from "none"
+    to "joined" that all who take part share.
+
+    `units`: by layer and slot, what each choice takes part in; `call_s`: a call's seconds a step.
+    """
+    for path, slots in units.items():
+        together: dict[tuple[tuple[int, ...], ...], list[Collective]] = {}
+        for call in _calls(slots.values()):
+            takers = tuple(tuple(int(call in taken) for taken in row) for row in slots.values())
+            together.setdefault(takers, []).append(call)
+        first, choices = next(iter(slots.items()))
+        source = Use(first, (0,) * len(choices))
+        for takers, calls in together.items():
+            uses = tuple(Use(slot, row) for slot, row in zip(slots, takers, strict=True))
+            seconds = sum(call_s(call) for call in calls)
+            name = f"{path}:{calls[0].unit} over {' · '.join(part.axis for part in calls[0].axes)}"
+            yield Edge(name, source, uses, ((0.0, seconds), (0.0, 0.0)), ((0, 0), (0, 0)))
+
+
+def _calls(rows: Iterable[Sequence[Taken]]) -> list[Collective]:
+    """All units that some choice takes part in, in a fixed order."""
+    return sorted({call for row in rows for taken in row for call in taken}, key=repr)

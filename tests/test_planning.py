@@ -1,0 +1,222 @@
+"""The planner against its own accounting: what the search optimises is what a plan then states."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+from clusters import cluster
+from models import MODELS
+
+from autopar import InfeasibleError
+from autopar.capture import capture
+from autopar.cluster import ClusterSpec, resolve_cluster
+from autopar.graph.analyse import analyse
+from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.convert import ImpossibleError
+from autopar.layouts.program import Program
+from autopar.planning.account import account, program_effects
+from autopar.planning.ilp import evaluate
+from autopar.planning.meshes import axes_in_order, settings
+from autopar.planning.outer import Dropped, Outer, open_setting
+from autopar.planning.pins import read_pins
+from autopar.planning.price import Pricer
+from autopar.planning.prices import Prices
+from autopar.planning.problem import PlanningProblem
+from autopar.planning.region_effects import scalar_collectives
+from autopar.planning.search import Found, SearchOptions, search
+from autopar.planning.separable import why_inseparable
+from autopar.plugin import BUCKET, Candidate, Collective
+from autopar.registry import select_cost_models, select_strategies
+from autopar.runtime.gradients import BUCKET_BYTES
+
+RATIO = 2.0
+"""AdamW keeps two numbers for each of a parameter."""
+ROOMY = 10**12
+STRATEGIES = ("data", "sequence", "tensor", "zero")
+RANDOM_CHOICES = 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of one model, as the search sees it."""
+
+    model: ModelGraph
+    outer: Outer
+    prices: Prices
+    problem: PlanningProblem
+
+    def program(self, choices: tuple[int, ...]) -> Program:
+        """The program of one choice per slot."""
+        chosen: dict[str, dict[str, Candidate]] = {}
+        for ((path, region), candidates), index in zip(
+            self.outer.candidates.items(), choices, strict=True
+        ):
+            chosen.setdefault(path, {})[region] = candidates[index]
+        return Program(self.model, self.outer.setting, chosen)
+
+    def random_choices(self, count: int) -> Iterator[tuple[int, ...]]:
+        """As many choices, from a fixed seed."""
+        draw = random.Random(0)
+        for _ in range(count):
+            yield tuple(draw.randrange(len(slot.choices)) for slot in self.problem.slots)
+
+    def all_choices(self) -> Iterator[tuple[int, ...]]:
+        """Every choice that there is."""
+        return itertools.product(*(range(len(slot.choices)) for slot in self.problem.slots))
+
+
+def spec() -> ClusterSpec:
+    return resolve_cluster(cluster())
+
+
+@cache
+def graph_of(model: str) -> ModelGraph:
+    job = MODELS[model]()
+    return analyse(capture(job.model, job.batch, job.loss))
+
+
+@cache
+def cases(model: str) -> Mapping[str, Case]:
+    """Every legal setting of a model on four devices, by its name."""
+    graph, strategies = graph_of(model), select_strategies(STRATEGIES)
+    pins, inseparable = read_pins(None, (), strategies), why_inseparable(graph)
+    found = {}
+    for setting in settings(axes_in_order(strategies), 4, {}, None, graph.batch_size):
+        outer = open_setting(graph, setting, strategies, pins, inseparable)
+        assert not isinstance(outer, Dropped), outer
+        prices = Prices(select_cost_models(), outer.setting.mesh, spec())
+        pricer = Pricer(graph, outer.setting, prices, outer.candidates, RATIO)
+        name = f"{setting.mesh}, {setting.microbatches} microbatches"
+        found[name] = Case(graph, outer, prices, pricer.problem(ROOMY))
+    return found
+
+
+def outside_s(case: Case, program: Program) -> float:
+    """What a plan's step has on top of the solver's objective: the step's scalar collectives, and
+    the calls of buckets as far as no gradient fills them."""
+    skeleton = program.flows[""]
+    (loss,) = skeleton.block.outputs()
+    sums = tuple(part.axis for part in skeleton.made[loss.name].partial)
+    item_bytes = skeleton.block.values[loss.name].item_bytes
+    scalars = scalar_collectives(len(skeleton.block.counts), item_bytes, program.setting, sums)
+    filled: dict[Collective, list[int]] = {}
+    for _, effect in program_effects(program, RATIO):
+        if isinstance(effect, Collective) and effect.unit == BUCKET:
+            filled.setdefault(replace(effect, bytes=0, what=""), []).append(effect.bytes)
+    calls_s = 0.0
+    for call, sizes in filled.items():
+        priced = sum(min(1.0, size / BUCKET_BYTES) for size in sizes)
+        calls_s += (math.ceil(sum(sizes) / BUCKET_BYTES) - priced) * case.prices.cost(call)
+    return calls_s + sum(map(case.prices.cost, scalars))
+
+
+def searched(model: str, limit_bytes: int) -> Found:
+    """The whole search, to the optimum."""
+    strategies = select_strategies(STRATEGIES)
+    pins = read_pins(None, (), strategies)
+    options = SearchOptions(limit_bytes, 0.0, None, RATIO)
+    return search(graph_of(model), spec(), strategies, select_cost_models(), pins, options)
+
+
+# ---------------------------------------------------------------- prices and accounts
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_setting_is_open(model: str) -> None:
+    """dp × tp = 4, with every power of two of microbatches that leaves a rank a sample."""
+    names = [f"{mesh}, {n} microbatches" for mesh in ("tp4",) for n in (1, 2, 4, 8)]
+    names += [f"dp2 · tp2, {n} microbatches" for n in (1, 2, 4)]
+    names += [f"dp4, {n} microbatches" for n in (1, 2)]
+    assert list(cases(model)) == names
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_objective_is_the_account(model: str) -> None:
+    """Seconds (but for `outside_s`) and bytes of random choices, as the search sums them up from
+    regions and edges, are those counted from the finished program."""
+    possible = 0
+    for name, case in cases(model).items():
+        for choices in case.random_choices(RANDOM_CHOICES):
+            # An axis may lie idle here: what is compared is what things cost.
+            anything = replace(case.problem, covers=())
+            program, cost = case.program(choices), evaluate(anything, choices)
+            if cost is None:
+                with pytest.raises(ImpossibleError):
+                    program.flows  # noqa: B018 (made on first use)
+                continue
+            possible += 1
+            seconds, memory_bytes = cost
+            predicted = account(program, case.prices, RATIO, 1).predicted
+            assert predicted.memory_bytes == memory_bytes, (name, choices)
+            expected_s = seconds + outside_s(case, program)
+            assert predicted.step_s == pytest.approx(expected_s, rel=1e-9), (name, choices)
+    assert possible >= RANDOM_CHOICES * len(cases(model)) // 2
+
+
+# ---------------------------------------------------------------- the search
+
+
+def limits(model: str) -> list[int]:
+    """Memory limits that nothing, and that some of the choices reach."""
+    sizes = sorted(
+        cost[1]
+        for case in cases(model).values()
+        for choices in case.random_choices(RANDOM_CHOICES)
+        if (cost := evaluate(case.problem, choices)) is not None
+    )
+    return [ROOMY, sizes[len(sizes) // 4], sizes[len(sizes) // 20]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tightness", range(3))
+def test_no_random_choice_is_better_than_the_plan(model: str, tightness: int) -> None:
+    limit_bytes = limits(model)[tightness]
+    found = searched(model, limit_bytes)
+    assert found.solution.memory_bytes <= limit_bytes
+    fitting = 0
+    for name, case in cases(model).items():
+        for choices in case.random_choices(RANDOM_CHOICES):
+            cost = evaluate(case.problem, choices)
+            if cost is not None and cost[1] <= limit_bytes:
+                fitting += 1
+                assert cost[0] >= found.solution.seconds * (1 - 1e-9), (name, choices)
+    assert fitting > 0
+
+
+@cache
+def brute_force() -> tuple[tuple[float, int], ...]:
+    """Seconds and bytes of every choice of the MLP on every setting."""
+    return tuple(
+        cost
+        for case in cases("mlp").values()
+        for choices in case.all_choices()
+        if (cost := evaluate(case.problem, choices)) is not None
+    )
+
+
+def test_search_equals_brute_force() -> None:
+    """The optimum under every memory limit at which another choice becomes possible."""
+    front: list[tuple[float, int]] = []
+    for seconds, memory_bytes in sorted(brute_force(), key=lambda cost: (cost[1], cost[0])):
+        if not front or seconds < front[-1][0] * (1 - 1e-9):
+            front.append((seconds, memory_bytes))
+    assert len(front) >= 4
+    for seconds, memory_bytes in front:
+        found = searched("mlp", memory_bytes)
+        assert found.solution.seconds == pytest.approx(seconds, rel=1e-9)
+        assert found.bound_s == pytest.approx(seconds, rel=1e-6)
+        assert found.solution.memory_bytes <= memory_bytes
+
+
+def test_shortage_equals_brute_force() -> None:
+    least = min(size for _, size in brute_force())
+    for limit_bytes in (least - 1, least // 2):
+        with pytest.raises(InfeasibleError) as caught:
+            searched("mlp", limit_bytes)
+        assert caught.value.short_bytes == least - limit_bytes
+    assert searched("mlp", least).solution.memory_bytes == least
+    assert math.isfinite(searched("mlp", least).solution.seconds)
