@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PROCESSES := 4
-FOLDERS := autopar strategies cost_models examples tests
+FOLDERS := autopar strategies cost_models benchmarks examples tests
 
 export OMP_NUM_THREADS := 1
 
@@ -31,8 +31,11 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -m ""
 
+DEMO := $(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) examples/train_gpt2.py --compare 20
+
 demo: install
-	$(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) examples/train_gpt2.py --compare 20
+	$(DEMO) --steps 20 --out build/pinned --pin '{"dp": 2, "tp": 2, "sequence": true}'
+	$(DEMO)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

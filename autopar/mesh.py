@@ -65,4 +65,9 @@ class Mesh:
         return {name: rank // self.stride(name) % size for name, size in self.axes}
 
     def __str__(self) -> str:
-        return " · ".join(f"{name}{size}" for name, size in self.axes if size > 1) or "one device"
+        words = [
+            f"{name} = {size}" if name[-1].isdigit() else f"{name}{size}"
+            for name, size in self.axes
+            if size > 1
+        ]
+        return " · ".join(words) or "one device"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from autopar_wide_batch import WideBatch
 from models import MODELS, Job, float32_raised
-from wide_batch import WideBatch
 from wide_ffn import WideFfn
 
 import autopar
@@ -57,6 +57,7 @@ PINS: dict[str, dict[str, Any]] = {
             "*l*n*[1m]": {"zero": 3},  # ln_1, input_layernorm: the rest of a layer
         },
     },
+    "zero3_layers": {"dp": 4, "layers": {"*.[0-9]*": {"zero": 3}}},  # none in the skeleton
     "dp4_microbatches2": {"dp": 4, "microbatches": 2},
     "wide_batch": {"dp": 2, "tp": 2, "wide_batch": True},
     "wide_ffn": {"dp": 2, "tp": 2, "data": False, "wide_ffn": True},

@@ -1,4 +1,4 @@
-"""What GPT-2 under tensor and sequence parallelism on four processes comes to, as files to read.
+"""What GPT-2 and Llama under tensor and sequence parallelism on four processes come to, as files.
 
 `pytest tests/test_golden.py --update-golden` writes them anew; read the diff before committing it.
 """
@@ -21,24 +21,35 @@ from pool import Pool
 import autopar
 
 FOLDER = Path(__file__).parent / "golden"
-MODULE = FOLDER / "gpt2_tp4_sequence.module.py.txt"
-PLAN = FOLDER / "gpt2_tp4_sequence.plan.json"
+GOLDEN = ("gpt2", "llama")
+MOST_LINES = 400
 
 
-def golden_program() -> autopar.Compiled:
-    """The case as the compiler makes it now."""
-    with float32_raised():
-        return compiled(gpt2(), "tp4_sequence", cluster())
+def module_file(model: str) -> Path:
+    """Where a model's emitted module lies."""
+    return FOLDER / f"{model}_tp4_sequence.module.py.txt"
+
+
+def plan_file(model: str) -> Path:
+    """Where a model's plan lies."""
+    return FOLDER / f"{model}_tp4_sequence.plan.json"
+
+
+@pytest.fixture(params=GOLDEN)
+def model(request: pytest.FixtureRequest) -> str:
+    """Each model in turn."""
+    return str(request.param)
 
 
 @pytest.fixture
-def program(update_golden: bool) -> autopar.Compiled:
-    """The case; with --update-golden it is written to the files."""
-    made = golden_program()
+def program(model: str, update_golden: bool) -> autopar.Compiled:
+    """The case as the compiler makes it now; with --update-golden it is written to the files."""
+    with float32_raised():
+        made = compiled(MODELS[model](), "tp4_sequence", cluster())
     if update_golden:
         FOLDER.mkdir(exist_ok=True)
-        MODULE.write_text(made.source, encoding="utf-8")
-        PLAN.write_text(made.plan.to_json(), encoding="utf-8")
+        module_file(model).write_text(made.source, encoding="utf-8")
+        plan_file(model).write_text(made.plan.to_json(), encoding="utf-8")
     return made
 
 
@@ -53,25 +64,29 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def test_module(program: autopar.Compiled) -> None:
-    assert program.source == MODULE.read_text(encoding="utf-8")
+def test_module(program: autopar.Compiled, model: str) -> None:
+    golden = module_file(model).read_text(encoding="utf-8")
+    assert program.source == golden
+    assert golden.count("\n") <= MOST_LINES
 
 
-def test_plan(program: autopar.Compiled) -> None:
-    golden = json.loads(PLAN.read_text(encoding="utf-8"))
+def test_plan(program: autopar.Compiled, model: str) -> None:
+    golden = json.loads(plan_file(model).read_text(encoding="utf-8"))
     assert same(json.loads(program.plan.to_json()), golden), program.plan.to_json()
 
 
-def execute(source: str) -> Comparison:
+def execute(model: str, source: str) -> Comparison:
     """A task for the pool: the golden file's source, not what the emitter would write now."""
     with float32_raised():
-        job = gpt2()
+        job = MODELS[model]()
         return run(job, replace(compiled(job, "tp4_sequence", cluster()), source=source))
 
 
-def test_golden_module_is_right(pool4: Pool, program: autopar.Compiled) -> None:
+@pytest.mark.usefixtures("program")
+def test_golden_module_is_right(pool4: Pool, model: str) -> None:
     """Executed on four processes it equals the plain model, with the plan's bytes."""
-    for comparison in pool4.run(execute, MODULE.read_text(encoding="utf-8")):
+    source = module_file(model).read_text(encoding="utf-8")
+    for comparison in pool4.run(execute, model, source):
         assert isinstance(comparison, Comparison)
         assert comparison.worst <= 1e-9, comparison
         assert comparison.counted == comparison.planned
@@ -87,9 +102,9 @@ def test_every_weight_is_used_once(case: str) -> None:
     assert len(used) == 15 and set(used.values()) == {1}, used
 
 
-@pytest.mark.parametrize(("model", "case"), [("gpt2", "zero3"), ("gpt2", "dp4"), ("mlp", "dp4")])
-def test_imports_are_those_that_are_used(model: str, case: str) -> None:
-    tree = ast.parse(compiled(MODELS[model](), case).source)
+@pytest.mark.parametrize(("name", "case"), [("gpt2", "zero3"), ("gpt2", "dp4"), ("mlp", "dp4")])
+def test_imports_are_those_that_are_used(name: str, case: str) -> None:
+    tree = ast.parse(compiled(MODELS[name](), case).source)
     nodes = list(ast.walk(tree))
     imported = {
         alias.asname or alias.name

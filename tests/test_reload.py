@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from autopar_wide_batch import WideBatch
 from edits import (
     EDITS,
     Json,
@@ -27,7 +28,6 @@ from hypothesis import strategies as st
 from models import MODELS, classifier, classifier_loss, gpt2, llama
 from pool import Pool
 from torch import nn
-from wide_batch import WideBatch
 
 import autopar
 from autopar.batch_spec import batch_text, describe_batch, meta_batch

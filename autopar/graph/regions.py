@@ -101,6 +101,9 @@ class BlockRegions:
             for node in (*self.known.inputs, *self.known.outputs):
                 if not self.weight(node):
                     found.update(dict.fromkeys(self.tensor_leaves(node)))
+        for internal in self.internal:
+            if internal.name == name:  # a table's rows, say, lie in no activation
+                found.update(dict.fromkeys(internal.leaves))
         for node in nodes:
             for n in [node, *node.all_input_nodes]:
                 if not self.weight(n):

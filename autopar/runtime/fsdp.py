@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from autopar.runtime.parameters import Container, Sharded
 from autopar.runtime.process_mesh import Group
@@ -59,3 +59,23 @@ def close_root(root: Container) -> None:
     }
     if axes_of and root not in axes_of:
         shard_fully(root, axes=next(iter(axes_of.values())), names=())
+
+
+def forget_forward(root: Container) -> None:
+    """Drops what FSDP2 remembers of a forward that no backward follows (an evaluation).
+
+    It records the order of forwards for the prefetches of the backward and clears it only there;
+    with a stale order the next step would gather a layer once too often.
+    """
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            state._comm_ctx.post_forward_order.clear()
+            for group in _param_groups(state):
+                group._post_forward_indices.clear()
+
+
+def _param_groups(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch 2.11

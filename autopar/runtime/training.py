@@ -14,7 +14,7 @@ from autopar.errors import AutoparError
 from autopar.runtime import batch as batches
 from autopar.runtime import weights
 from autopar.runtime.checkpoint import Running, open_checkpoint, save_checkpoint
-from autopar.runtime.fsdp import close_root
+from autopar.runtime.fsdp import close_root, forget_forward
 from autopar.runtime.gradients import clip_gradients, global_norm, sum_axes, sum_gradients
 from autopar.runtime.launch import initialise
 from autopar.runtime.leaves import leaves_of
@@ -158,6 +158,7 @@ class TrainingModule:
         with torch.no_grad():
             for piece in pieces:
                 total = total + self.model(*piece, counts)
+        forget_forward(self.model)
         return self._global_loss(total)
 
     # ------------------------------------------------------------ data
