@@ -4,9 +4,11 @@
     python benchmarks/measure_cpu.py --write autopar/presets/cpu.json
 
 All ranks work at once, between barriers, and the slowest counts: with more ranks than cores, a
-rank gets its share of a core. Every figure is the best of several repeats, since whatever else
-runs on the machine can only slow one down; the repeats are rounds over all trials, so that those
-of one trial lie seconds apart.
+rank gets its share of a core. A collective is measured as in a step, by what it adds to a matrix
+product before it: on a core that computes it takes up to twice as long as on an idle one, since
+each message wakes threads that displace another rank. Every figure is the best of several repeats,
+since whatever else runs on the machine can only slow one down; the repeats are rounds over all
+trials, so that those of one trial lie seconds apart.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from torch.multiprocessing.spawn import spawn
 ROWS = {torch.float32: 2048, torch.float64: 2048, torch.bfloat16: 2048, torch.float16: 64}
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES_BYTES = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
+COMPUTE_ROWS = 256  # of the matrix product before each collective
 ADD_BYTES = 32 * 2**20
 ROUNDS = 24
 
@@ -51,10 +54,10 @@ class Trial:
         return (time.perf_counter() - start) / self.calls
 
 
-def matmul(dtype: torch.dtype) -> Trial:
+def linear(rows: int, dtype: torch.dtype = torch.float32) -> Callable[[], torch.Tensor]:
     """A small GPT-2's linear layer: [rows, 256] by [256, 1024]."""
-    a, b = torch.randn(ROWS[dtype], 256).to(dtype), torch.randn(256, 1024).to(dtype)
-    return Trial(lambda: a @ b, calls=2)
+    a, b = torch.randn(rows, 256).to(dtype), torch.randn(256, 1024).to(dtype)
+    return lambda: a @ b
 
 
 def addition() -> Trial:
@@ -70,7 +73,8 @@ def small_op(op: Callable[[torch.Tensor], torch.Tensor]) -> Trial:
 
 
 def collective(op: str, size_bytes: int, ranks: int, group: dist.ProcessGroup) -> Trial:
-    """A collective whose larger side is `size_bytes`, in all groups of `ranks` at once."""
+    """A matrix product, then a collective whose larger side is `size_bytes`, in all groups of
+    `ranks` at once."""
     whole = torch.ones(size_bytes // 4)
     part = torch.ones(size_bytes // 4 // ranks)
     work: dict[str, Callable[[], object]] = {
@@ -78,7 +82,8 @@ def collective(op: str, size_bytes: int, ranks: int, group: dist.ProcessGroup) -
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
     }
-    return Trial(work[op], calls=max(2, min(12, 2**23 // size_bytes)))
+    compute, communicate = linear(COMPUTE_ROWS), work[op]
+    return Trial(lambda: (compute(), communicate()), calls=max(2, min(12, 2**23 // size_bytes)))
 
 
 def ring_terms(op: str, size_bytes: int, ranks: int) -> tuple[float, float]:
@@ -91,17 +96,20 @@ def ring_terms(op: str, size_bytes: int, ranks: int) -> tuple[float, float]:
     return float(steps), steps * size_bytes / ranks
 
 
-def fit_alpha_beta(samples: list[tuple[str, int, int, float]]) -> tuple[float, float, float]:
-    """α (s), β (s a byte) and the mean relative error of the least-squares fit.
+def fit_alpha_beta(
+    samples: list[tuple[str, int, int, float]], compute_s: float
+) -> tuple[float, float, float]:
+    """α (s), β (s a byte) and the mean error, relative to the time with the matrix product, of the
+    least-squares fit of what the collectives add to `compute_s`.
 
     Each row is divided by its measured time, so that a small collective counts as much as a large.
     """
     terms = [ring_terms(op, size, ranks) for op, size, ranks, _ in samples]
     seconds = torch.tensor([sample[3] for sample in samples], dtype=torch.float64)
     rows = torch.tensor(terms, dtype=torch.float64) / seconds[:, None]
-    ones = torch.ones(len(samples), 1, dtype=torch.float64)
-    solution = torch.linalg.lstsq(rows, ones).solution
-    error = (rows @ solution - 1).abs().mean()
+    added = (1 - compute_s / seconds)[:, None]
+    solution = torch.linalg.lstsq(rows, added).solution
+    error = (rows @ solution - added).abs().mean()
     return float(solution[0]), float(solution[1]), float(error)
 
 
@@ -117,7 +125,8 @@ def measure(rank: int, world: int, folder: str) -> None:
     pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
     groups = {2: pairs[rank // 2], world: dist.group.WORLD}
     trials = {
-        **{f"matmul {name(dtype)}": matmul(dtype) for dtype in ROWS},
+        **{f"matmul {name(dtype)}": Trial(linear(ROWS[dtype], dtype), calls=2) for dtype in ROWS},
+        "compute": Trial(linear(COMPUTE_ROWS), calls=12),
         "addition": addition(),
         "pointwise": small_op(lambda x: x * 1.5),
         "view": small_op(lambda x: x.view(64)),
@@ -151,7 +160,8 @@ def cpu_name() -> str:
 
 
 def samples(best_s: dict[str, float]) -> list[tuple[str, int, int, float]]:
-    """(collective, bytes, ranks, seconds) of the trials that are collectives."""
+    """(collective, bytes, ranks, seconds with the matrix product) of the trials that are
+    collectives."""
     split = [(key.split(), seconds) for key, seconds in best_s.items()]
     return [
         (key[0], int(key[2]), int(key[1]), seconds)
@@ -165,8 +175,11 @@ def preset(best_s: dict[str, float], world: int) -> dict[str, Any]:
     date = datetime.date.today().isoformat()
     setting = f"{world} single-thread processes on {os.cpu_count()} cores of {cpu_name()}"
     how = f"benchmarks/measure_cpu.py: {setting}, torch {torch.__version__}, best of {ROUNDS}"
-    alpha_s, beta_s, error = fit_alpha_beta(samples(best_s))
-    fit = f"{how}; ring fit over {', '.join(COLLECTIVES)}, mean error {100 * error:.0f} %"
+    alpha_s, beta_s, error = fit_alpha_beta(samples(best_s), best_s["compute"])
+    fit = (
+        f"{how}; ring fit over {', '.join(COLLECTIVES)}, each after a matrix product of "
+        f"{1e3 * best_s['compute']:.1f} ms, mean error {100 * error:.0f} % of both"
+    )
     ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def number(value: float, source: str) -> dict[str, Any]:
@@ -216,11 +229,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spawn(measure, args=(options.ranks, folder), nprocs=options.ranks)
         best_s = json.loads(Path(folder, "best_s.json").read_text(encoding="utf-8"))
-    alpha_s, beta_s, _ = fit_alpha_beta(samples(best_s))
+    alpha_s, beta_s, _ = fit_alpha_beta(samples(best_s), best_s["compute"])
     for op, size, ranks, seconds in samples(best_s):
         steps, sent = ring_terms(op, size, ranks)
         fitted = steps * alpha_s + sent * beta_s
-        row = f"{op:15s} {ranks} ranks {size:9d} bytes {1e3 * seconds:8.3f} ms"
+        added_s = seconds - best_s["compute"]
+        row = f"{op:15s} {ranks} ranks {size:9d} bytes {1e3 * added_s:8.3f} ms"
         print(f"{row}, fit {1e3 * fitted:8.3f} ms", file=sys.stderr)
     print(f"view: {1e6 * best_s['view']:.2f} us an op", file=sys.stderr)
     text = json.dumps(preset(best_s, options.ranks), indent=2, ensure_ascii=False) + "\n"

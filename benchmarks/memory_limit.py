@@ -31,12 +31,14 @@ def llama_3_8b() -> LlamaForCausalLM:
         num_attention_heads=32,
         num_key_value_heads=8,
         max_position_embeddings=8192,
-        rope_theta=500000.0,
         bos_token_id=0,
         eos_token_id=0,
     )
     with torch.device("meta"):
-        return LlamaForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
+        model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return model
 
 
 def strategies_of(plan: autopar.Plan) -> str:
@@ -80,6 +82,7 @@ def main() -> None:
             faults.append(f"{limit:.3g}: {predicted.step_s} s is faster than {before_s} s")
         before_s = max(before_s, predicted.step_s)
         mesh = " · ".join(f"{axis} {size}" for axis, size in plan.axes.items())
+        print(f"{limit / 1e9:.1f} GB: {predicted.step_s:.4f} s, {took_s:.1f} s", flush=True)
         table.add_row(
             f"{limit / 1e9:.1f} GB",
             f"{predicted.memory_bytes / 1e9:.1f} GB",

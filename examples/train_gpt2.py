@@ -9,6 +9,7 @@ plan instead; `--compare 20` holds the first losses against plain PyTorch.
 
 import argparse
 import functools
+import gc
 import json
 import sys
 import time
@@ -41,6 +42,7 @@ def main() -> int:
     compiled = choose_plan(options, model, corpus, console)
     done = compiled is not None and run(compiled, model, corpus, options, console)
     dist.barrier()  # a rank that leaves earlier would break a collective of its peers
+    gc.collect()  # modules that still hold a process group would keep its threads past the end
     dist.destroy_process_group()
     return 0 if done else 1
 

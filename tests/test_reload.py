@@ -71,7 +71,7 @@ def test_a_plan_on_factors_of_an_axis_comes_back() -> None:
     again = autopar.emit(job.model, compiled.plan)
     assert (again.plan, again.source) == (compiled.plan, compiled.source)
     plan = edited(compiled.plan, lambda data: data.update(mesh={"dp": 1, "tp": 4}))
-    with pytest.raises(autopar.AutoparError, match=r"/vocab_2: 'tp_0' is no axis of the mesh tp4"):
+    with pytest.raises(autopar.AutoparError, match=r"/vocab: 'tp_0' is no axis of the mesh tp4"):
         autopar.emit(job.model, plan)
 
 

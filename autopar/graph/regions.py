@@ -101,13 +101,13 @@ class BlockRegions:
             for node in (*self.known.inputs, *self.known.outputs):
                 if not self.weight(node):
                     found.update(dict.fromkeys(self.tensor_leaves(node)))
-        for internal in self.internal:
-            if internal.name == name:  # a table's rows, say, lie in no activation
-                found.update(dict.fromkeys(internal.leaves))
         for node in nodes:
             for n in [node, *node.all_input_nodes]:
                 if not self.weight(n):
                     found.update(dict.fromkeys(self.tensor_leaves(n)))
+        for internal in self.internal:
+            if internal.name == name:  # a table's rows, say, lie in no activation
+                found.update(dict.fromkeys(internal.leaves))
         dims = tuple(self._dim(f, f in inner, nodes, name) for f in found)
         dropout = any(_drops(node) for node in nodes)
         return Region(name, self.captured.name, dims, self._params(name), dropout)
