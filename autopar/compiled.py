@@ -63,6 +63,17 @@ def device_type_of(cluster: ClusterSpec) -> str:
     return DEVICE_TYPES[cluster.device.backend]
 
 
+LEGEND = (
+    "How to read it: every collective names its axes. In the backward an all_gather is a",
+    "reduce_scatter and the reverse, `enter` and `all_reduce_partial` all-reduce, `shard`",
+    "all-gathers; all_reduce, unshard, local_part and once communicate nothing. `sums`: axes over",
+    "which a parameter's gradient is partial; it is all-reduced over them once a step, in buckets.",
+    "The runtime adds per step: one all-reduce of the counts over DATA_AXES, one of the loss over",
+    "LOSS_SUMS, one of the gradients' squared norm over all ranks. A comment after an op is its",
+    "local shape.",
+)
+
+
 def headline(plan: Plan) -> tuple[str, ...]:
     """The lines that an emitted module's docstring has on its plan."""
     mesh = ", ".join(f"{axis} {size}" for axis, size in plan.axes.items())
@@ -70,4 +81,6 @@ def headline(plan: Plan) -> tuple[str, ...]:
         "",
         f"Plan: {mesh}; a global batch of {plan.batch_size} in {plan.microbatches} "
         f"microbatch{'es' if plan.microbatches > 1 else ''}. Change the plan, not this file.",
+        "",
+        *LEGEND,
     )

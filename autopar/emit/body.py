@@ -222,7 +222,7 @@ class Body:
         return f"{text} + {atom(bias)}"
 
     def _comment(self, node: torch.fx.Node) -> str:
-        if class_of(op_name(node)) not in ("contraction", "attention"):
+        if class_of(op_name(node)) not in ("contraction", "attention", "embedding"):
             return ""
         layout = self.made(node.name)
         partial = [p.axis for p in sorted(layout.partial)]

@@ -2,6 +2,7 @@
 
 import builtins
 import keyword
+import math
 import re
 from collections.abc import Iterable
 
@@ -90,6 +91,9 @@ class Lengths:
     def text(self, expr: DimExpr, layout: Layout) -> str:
         """A tensor dim's local size: "batch // dp", "(heads // tp) * head_dim"."""
         words = [self._factor(factor, layout) for factor in expr]
+        numbers = [int(word) for word in words if word.isdigit()]
+        if len(numbers) > 1:
+            words = [*(word for word in words if not word.isdigit()), str(math.prod(numbers))]
         if not words:
             return "1"
         if len(words) == 1:
@@ -99,7 +103,7 @@ class Lengths:
     def _factor(self, factor: Leaf | Cat, layout: Layout) -> str:
         if isinstance(factor, Cat):
             segments = [self.text(s, layout) for s in factor.segments]
-            if len(set(segments)) == 1:
+            if len(set(segments)) == 1 and not segments[0].isdigit():
                 inner = segments[0]
                 return (
                     f"{len(segments)} * ({inner})"

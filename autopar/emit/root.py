@@ -41,6 +41,7 @@ class RootBody(Body):
     def _run(self, run: list[torch.fx.Node]) -> None:
         first, last = run[0], run[-1]
         self.region = None
+        self.lines.append("# ---- layers")
         tensors: tuple[torch.fx.Node, ...] = tuple(first.args[0])  # type: ignore[arg-type]
         texts = [self.operand(first, t) for t in tensors]
         container = path_text(str(first.args[1]).rpartition(".")[0])

@@ -24,6 +24,7 @@ ROLES: dict[str, Role] = {
     "sequence": "sequence",
     "hidden": "hidden",
     "heads": "heads",
+    "kv_heads": "heads",
     "query_group": "query_group",
     "vocab": "vocab",
     "ffn": "ffn",

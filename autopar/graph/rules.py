@@ -130,7 +130,7 @@ def attention(node: torch.fx.Node, known: Known) -> OpDims:
         groups, rest = split_minor(q[-3], size(q[-3]) // size(k[-3]))
         unify(groups, k[-3])
         set_hint(rest, "query_group")
-        set_hint(k[-3], "heads")
+        set_hint(k[-3], "kv_heads")
     else:
         unify(q[-3], k[-3])
         _name_heads(q[-3])
@@ -159,7 +159,7 @@ def attention(node: torch.fx.Node, known: Known) -> OpDims:
 def _name_heads(dim: Product) -> None:
     """Heads, or kv heads times the queries that share one (keys repeated by an expand)."""
     factors = resolve(dim)
-    set_hint(factors[:1], "heads")
+    set_hint(factors[:1], "heads" if len(factors) == 1 else "kv_heads")
     if len(factors) == 2:
         set_hint(factors[1:], "query_group")
 
