@@ -63,8 +63,7 @@ def compile(
     InfeasibleError where nothing fits into memory), with the numbers and what to do.
     """
     cluster = resolve_cluster(cluster_spec)
-    if not 0 < memory_fraction <= 1:
-        raise AutoparError(f"memory_fraction must lie in (0, 1], not {memory_fraction}")
+    _check(model, clip_norm, memory_fraction, gap)
     chosen = select_strategies(strategies)
     models = select_cost_models(cost_models)
     pins = read_pins(pin, forbid, chosen)
@@ -88,3 +87,14 @@ def compile(
 
     text, source = from_rank0(plan_and_emit)
     return Compiled(Plan.from_json(text), source, report, model, device_type, optimizer, clip_norm)
+
+
+def _check(model: Any, clip_norm: float | None, memory_fraction: float, gap: float) -> None:
+    if not isinstance(model, nn.Module):
+        raise AutoparError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if clip_norm is not None and not clip_norm > 0:
+        raise AutoparError(f"clip_norm must be above 0 (or None for no clipping), not {clip_norm}")
+    if not 0 < memory_fraction <= 1:
+        raise AutoparError(f"memory_fraction must lie in (0, 1], not {memory_fraction}")
+    if not 0 <= gap < 1:
+        raise AutoparError(f"gap must lie in [0, 1), not {gap}")

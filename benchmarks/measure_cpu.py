@@ -34,7 +34,6 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 SIZES_BYTES = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
 COMPUTE_ROWS = 256  # of the matrix product before each collective
 ADD_BYTES = 32 * 2**20
-ROUNDS = 24
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def fit_alpha_beta(
     return float(solution[0]), float(solution[1]), float(error)
 
 
-def measure(rank: int, world: int, folder: str) -> None:
+def measure(rank: int, world: int, folder: str, repeats: int) -> None:
     """One rank's part of all measurements; rank 0 leaves them in `folder`."""
     torch.set_num_threads(1)
     warnings.filterwarnings(
@@ -139,7 +138,7 @@ def measure(rank: int, world: int, folder: str) -> None:
     }
     for trial in trials.values():
         trial.work()
-    rounds = [[trial.seconds() for trial in trials.values()] for _ in range(ROUNDS)]
+    rounds = [[trial.seconds() for trial in trials.values()] for _ in range(repeats)]
     if rank == 0:
         best_s = dict(zip(trials, map(min, zip(*rounds, strict=True)), strict=True))
         Path(folder, "best_s.json").write_text(json.dumps(best_s), encoding="utf-8")
@@ -170,11 +169,11 @@ def samples(best_s: dict[str, float]) -> list[tuple[str, int, int, float]]:
     ]
 
 
-def preset(best_s: dict[str, float], world: int) -> dict[str, Any]:
+def preset(best_s: dict[str, float], world: int, repeats: int) -> dict[str, Any]:
     """The preset as autopar/presets holds it."""
     date = datetime.date.today().isoformat()
     setting = f"{world} single-thread processes on {os.cpu_count()} cores of {cpu_name()}"
-    how = f"benchmarks/measure_cpu.py: {setting}, torch {torch.__version__}, best of {ROUNDS}"
+    how = f"benchmarks/measure_cpu.py: {setting}, torch {torch.__version__}, best of {repeats}"
     alpha_s, beta_s, error = fit_alpha_beta(samples(best_s), best_s["compute"])
     fit = (
         f"{how}; ring fit over {', '.join(COLLECTIVES)}, each after a matrix product of "
@@ -224,10 +223,11 @@ def main() -> None:
     """Start the ranks, then print or write the preset; the collectives' fit goes to stderr."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", type=int, default=4, choices=(4, 8))
+    parser.add_argument("--repeats", type=int, default=24, help="more on a busy machine")
     parser.add_argument("--write", type=Path, help="the preset's file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        spawn(measure, args=(options.ranks, folder), nprocs=options.ranks)
+        spawn(measure, (options.ranks, folder, options.repeats), nprocs=options.ranks)
         best_s = json.loads(Path(folder, "best_s.json").read_text(encoding="utf-8"))
     alpha_s, beta_s, _ = fit_alpha_beta(samples(best_s), best_s["compute"])
     for op, size, ranks, seconds in samples(best_s):
@@ -237,7 +237,10 @@ def main() -> None:
         row = f"{op:15s} {ranks} ranks {size:9d} bytes {1e3 * added_s:8.3f} ms"
         print(f"{row}, fit {1e3 * fitted:8.3f} ms", file=sys.stderr)
     print(f"view: {1e6 * best_s['view']:.2f} us an op", file=sys.stderr)
-    text = json.dumps(preset(best_s, options.ranks), indent=2, ensure_ascii=False) + "\n"
+    text = (
+        json.dumps(preset(best_s, options.ranks, options.repeats), indent=2, ensure_ascii=False)
+        + "\n"
+    )
     if options.write:
         options.write.write_text(text, encoding="utf-8")
     else:

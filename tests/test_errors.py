@@ -276,3 +276,25 @@ def test_order_of_a_dict_is_free(running: autopar.TrainingModule) -> None:
     assert list(turned) != list(batch)
     loss = running.evaluate((batch["input_ids"], batch["labels"]))
     assert running.evaluate(turned) == running.evaluate(batch) == loss
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"pin": "dp"}, "pin must be a mapping such as"),
+        ({"pin": {"layers": {"net.*": ["zero"]}}}, 'pin "layers" maps globs to mappings'),
+        ({"forbid": "tp"}, "forbid must be a list of names"),
+        ({"clip_norm": -1.0}, "clip_norm must be above 0"),
+        ({"gap": -1.0}, r"gap must lie in \[0, 1\)"),
+        ({"memory_fraction": 0.0}, r"memory_fraction must lie in \(0, 1\]"),
+    ],
+)
+def test_wrong_keywords(keywords: dict[str, Any], text: str) -> None:
+    job = classifier()
+    with pytest.raises(autopar.AutoparError, match=text):
+        autopar.compile(job.model, "cpu:4", job.batch, loss=job.loss, **keywords)
+
+
+def test_a_model_is_a_module() -> None:
+    with pytest.raises(autopar.AutoparError, match="model must be a"):
+        autopar.compile("gpt2", "cpu:4", {})  # type: ignore[arg-type]

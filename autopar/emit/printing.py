@@ -57,6 +57,8 @@ TORCH_UNARY = "tanh rsqrt sqrt exp log sigmoid abs cos sin erf logical_not zeros
 FUNCTIONAL_UNARY = "relu silu softplus elu leaky_relu"
 LOSSES = {"cross_entropy_loss": "cross_entropy", "nll_loss": "nll_loss", "mse_loss": "mse_loss",
           "l1_loss": "l1_loss",
+    "smooth_l1_loss": "smooth_l1_loss",
+    "huber_loss": "huber_loss",
           "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits"}  # fmt: skip
 
 
@@ -132,6 +134,9 @@ class Printer:
             words.append(f"weight={self._arg(node, args['weight'])}")
         if args.get("pos_weight") is not None:
             words.append(f"pos_weight={self._arg(node, args['pos_weight'])}")
+        for option in ("beta", "delta"):
+            if args.get(option, 1.0) != 1.0:
+                words.append(f"{option}={args[option]}")
         if args.get("ignore_index", -100) != -100:
             words.append(f"ignore_index={args['ignore_index']}")
         if args.get("label_smoothing"):

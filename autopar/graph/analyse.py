@@ -8,6 +8,7 @@ import torch.fx
 from autopar.capture.captured import Capture, CapturedGraph
 from autopar.capture.saved import saved_tensors
 from autopar.errors import AutoparError
+from autopar.graph.batch_mixing import batch_sums
 from autopar.graph.dims import BlockDims, read_dims
 from autopar.graph.factors import Factor, find, freeze, leaves, resolve, set_hint, size, unify
 from autopar.graph.flags import Flags, read_flags
@@ -34,6 +35,11 @@ def analyse(capture: Capture) -> ModelGraph:
     batch_size = _batch_size(capture)
     known = [d for d in dims if d is not None]
     flags = read_flags(capture, [g for g, _ in graphs], block_of)
+    mixing: dict[str, str] = {}
+    for i, (graph, counts) in enumerate(graphs):
+        all_counts, mixed = batch_sums(graph, known[i], flags[i], counts, i == 0)
+        graphs[i] = (graph, all_counts)
+        mixing |= {f"{captured[i].name}/{name}": why for name, why in mixed.items()}
     regions = [
         find_regions(graph, captured[i], known[i], flags[i], _prologue(graph, counts))
         for i, (graph, counts) in enumerate(graphs)
@@ -44,7 +50,7 @@ def analyse(capture: Capture) -> ModelGraph:
         for i, (graph, counts) in enumerate(graphs)
     )
     layers = tuple(replace(layer, block=layer.block + 1) for layer in capture.layers)
-    return ModelGraph(capture, blocks, layers, batch_size)
+    return ModelGraph(capture, blocks, layers, batch_size, tuple(mixing.values()))
 
 
 def _batch_size(capture: Capture) -> int:
@@ -53,7 +59,8 @@ def _batch_size(capture: Capture) -> int:
     sized = [shape[0] for shape in shapes if shape]
     if not sized:
         raise AutoparError("no tensor of the batch has a dim; the first dim must be the batch")
-    return int(max(sized))
+    # The size that most tensors have; of equals the first tensor's.
+    return int(max(sized, key=lambda length: (sized.count(length), -sized.index(length))))
 
 
 def _batch_hook(capture: Capture):  # type: ignore[no-untyped-def]

@@ -118,6 +118,8 @@ class ModelGraph:
     blocks: tuple[Block, ...]
     layers: tuple[Layer, ...]
     batch_size: int
+    mixing: tuple[str, ...] = ()
+    """Why the batch can't be split: ops on inputs that mix its samples."""
 
     @property
     def skeleton(self) -> Block:

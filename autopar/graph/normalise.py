@@ -4,7 +4,9 @@
    dim would hide the sequence dim behind the batch dim.
 2. A contraction's bias becomes an add of its own: a partial sum must be reduced before it.
    (The emitter prints the two as one call again where nothing came between.)
-3. A mean loss becomes its sum over a count. Counts depend on inputs alone; `forward` gets them from
+3. A mean of everything becomes a sum over the number of elements; operands that a loss broadcasts
+   are expanded where they need it.
+4. A mean loss becomes its sum over a count. Counts depend on inputs alone; `forward` gets them from
    outside, computed over the global batch and all microbatches.
 """
 
@@ -26,6 +28,8 @@ LOSSES = (
     "nll_loss_nd",
     "mse_loss",
     "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
     "binary_cross_entropy_with_logits",
 )
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -36,6 +40,9 @@ def normalise(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, tuple[torch.fx.Nod
     copy = torch.fx.Graph()
     result = copy.graph_copy(graph, {})
     copy.output(result)
+    for node in list(copy.nodes):
+        if node.op == "call_function":
+            _plain_form(copy, node)
     for node in list(copy.nodes):
         if node.op == "call_function" and _named(node, "addmm", "mm"):
             _unflatten(copy, node)
@@ -79,6 +86,52 @@ def insert(
         node.meta["val"] = target(*values, **kwargs)
     node.meta["nn_module_stack"] = like.meta.get("nn_module_stack", {})
     return node
+
+
+def _plain_form(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    if _named(node, "broadcast_tensors"):
+        _without_broadcast(graph, node)
+    elif node.target is aten.mean.default:
+        _mean_by_sum(graph, node)
+    elif _named(node, "expand_as", "numpy_T"):
+        _plain_view(graph, node)
+
+
+def _without_broadcast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Operands of one shape stay as they are, others are expanded (losses call this)."""
+    operands = arguments(node)["tensors"]
+    for user in list(node.users):
+        operand = operands[user.args[1]]
+        if shape_of(operand) != shape_of(user):
+            shape = list(shape_of(user))
+            operand = insert(graph, user, aten.expand.default, (operand, shape), user)
+        user.replace_all_uses_with(operand)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _plain_view(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """expand_as and .T under the names that have rules."""
+    source = arguments(node)["self"]
+    if op_name(node) == "expand_as":
+        other = insert(graph, node, aten.expand.default, (source, list(shape_of(node))), node)
+    elif len(shape_of(node)) == 2:
+        other = insert(graph, node, aten.t.default, (source,), node)
+    else:
+        return
+    node.replace_all_uses_with(other)
+    graph.erase_node(node)
+
+
+def _mean_by_sum(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """A mean of everything is a sum over the whole number of elements: sums can be split."""
+    args = arguments(node)
+    if args["dtype"] is not None:
+        return
+    total = insert(graph, node, aten.sum.default, (args["self"],), node)
+    count = math.prod(shape_of(args["self"]))
+    node.replace_all_uses_with(insert(graph, node, aten.div.Tensor, (total, count), node))
+    graph.erase_node(node)
 
 
 def _unflatten(graph: torch.fx.Graph, node: torch.fx.Node) -> None:

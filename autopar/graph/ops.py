@@ -26,7 +26,8 @@ OPS_BY_CLASS: dict[str, str] = {
     "pad": "pad",
     "attention": "scaled_dot_product_attention",
     "embedding": "embedding",
-    "loss": "cross_entropy_loss nll_loss mse_loss l1_loss binary_cross_entropy_with_logits",
+    "loss": "cross_entropy_loss nll_loss mse_loss l1_loss smooth_l1_loss huber_loss "
+    "binary_cross_entropy_with_logits",
     "constant": "arange zeros ones full scalar_tensor",
     "getitem": "getitem",
     "layer": "layer",

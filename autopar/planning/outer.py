@@ -82,6 +82,11 @@ def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str 
             f"the batch of {model.batch_size} samples isn't divisible by {pieces} ({axes}, "
             f"{setting.microbatches} microbatches)"
         )
+    if pieces > 1 and model.mixing:
+        return (
+            f"the batch can't be split into {pieces}: {'; '.join(model.mixing[:3])}. Compute it "
+            "outside the model and the loss, and pass it in the batch"
+        )
     shared = [
         f"{axis} {size}"
         for axis, size in setting.mesh.axes

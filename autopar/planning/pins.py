@@ -44,6 +44,7 @@ def read_pins(
     """
     by_name = {s.name: s for s in strategies}
     axes_of = {axis.name: s.name for s in strategies for axis in s.axes()}
+    _check_forms(pin, forbid)
     given = dict(pin or {})
     layers = given.pop("layers", {})
     microbatches = _count("microbatches", given.pop("microbatches", None))
@@ -69,6 +70,23 @@ def read_pins(
         if size > 1:
             chosen.setdefault(axes_of[axis], True)
     return Pins(axes, microbatches, chosen, _layer_pins(layers, by_name, axes_of))
+
+
+def _check_forms(pin: Any, forbid: Any) -> None:
+    if pin is not None and not isinstance(pin, Mapping):
+        raise AutoparError(f'pin must be a mapping such as {{"dp": 2, "zero": 3}}, not {pin!r}')
+    layers = pin.get("layers", {}) if pin else {}
+    wrong = (
+        [v for v in layers.values() if not isinstance(v, Mapping)]
+        if (isinstance(layers, Mapping))
+        else []
+    )
+    if wrong:
+        raise AutoparError(
+            f'pin "layers" maps globs to mappings such as {{"zero": 3}}, not to {wrong[0]!r}'
+        )
+    if isinstance(forbid, str):
+        raise AutoparError(f'forbid must be a list of names such as ["tp"], not {forbid!r}')
 
 
 def _count(name: str, value: Any) -> int | None:

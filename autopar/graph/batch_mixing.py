@@ -1,0 +1,63 @@
+"""Ops on inputs that mix the samples of the batch.
+
+An op without a gradient runs on each rank's share of the samples. A sum over the batch of values
+that depend on inputs alone (a mask's sum, say) is therefore computed before the forward, over all
+ranks and microbatches, like the counts that losses divide by. Whatever else mixes samples there
+(an offset by the batch's mean, a sort) can't run on a share of them.
+"""
+
+import torch.fx
+
+from autopar.graph.dims import BlockDims
+from autopar.graph.factors import Factor, leaves
+from autopar.graph.flags import Flags
+from autopar.graph.ops import class_of, is_tensor, op_name, shape_of
+
+
+def batch_sums(
+    graph: torch.fx.Graph,
+    known: BlockDims,
+    flags: Flags,
+    counts: tuple[torch.fx.Node, ...],
+    returns_loss: bool,
+) -> tuple[tuple[torch.fx.Node, ...], dict[str, str]]:
+    """All count nodes in graph order, and the ops that mix samples otherwise, with the reason.
+
+    `counts` are those already found; only the skeleton (`returns_loss`) can have more.
+    """
+    found, mixing = set(counts), {}
+    for node in graph.nodes:
+        if node.op != "call_function" or node in found or not _mixes(node, known, flags):
+            continue
+        before = _ancestors(node)
+        pure = not any(n.name in flags.needs_grad for n in before) and not before & found
+        if returns_loss and op_name(node) == "sum" and pure and not shape_of(node):
+            found.add(node)
+        else:
+            mixing[node.name] = f"{op_name(node)} ({node.name}) mixes the samples of its inputs"
+    return tuple(n for n in graph.nodes if n in found), mixing
+
+
+def _mixes(node: torch.fx.Node, known: BlockDims, flags: Flags) -> bool:
+    if not is_tensor(node) or node.name in flags.needs_grad or node.name not in flags.from_batch:
+        return False
+    if class_of(op_name(node)) in ("layer", "getitem"):
+        return False
+    info = known.ops[node]
+    closed = [*info.contract, *(dim for dim, _ in info.blocked)]
+    return any(_is_batch(leaf) for dim in closed for leaf in leaves(dim))
+
+
+def _is_batch(leaf: Factor) -> bool:
+    return leaf.hint == "batch"
+
+
+def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    seen: set[torch.fx.Node] = set()
+    todo = list(node.all_input_nodes)
+    while todo:
+        current = todo.pop()
+        if current not in seen:
+            seen.add(current)
+            todo += current.all_input_nodes
+    return seen
