@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from autopar.cluster import ClusterSpec, Device, Link
 from autopar.errors import AutoparError
-from autopar.mesh import AxisPart, Mesh, Split
+from autopar.mesh import AxisPart, Mesh, Split, split_size
 
 __all__ = [
     "BUCKET",
@@ -42,6 +42,7 @@ __all__ = [
     "Split",
     "StateSpec",
     "Strategy",
+    "split_over",
 ]
 
 BUCKET = "bucket"
@@ -231,6 +232,24 @@ class Refusal:
     """Why a strategy can't be applied to a candidate; shown where a pin is legal nowhere."""
 
     reason: str
+
+
+def split_over(
+    strategy: str, candidate: Candidate, region: Region, dim: Dim, axis: str, mesh: Mesh
+) -> Candidate | Refusal:
+    """The candidate with a dim split over one more axis, placed in mesh order, or why it can't be:
+    the dim is blocked, or isn't divisible by all its axes together."""
+    if dim.blocked:
+        return Refusal(f"region {region.name}: {dim.name} can't be split: {dim.blocked}")
+    parts = (*candidate.split(dim.name), mesh.part(axis))
+    pieces = split_size(parts)
+    if dim.size % pieces:
+        axes = " · ".join(f"{part.axis}{part.size}" for part in parts)
+        return Refusal(
+            f"region {region.name}: {dim.name} = {dim.size} isn't divisible by {pieces} ({axes})"
+        )
+    split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
+    return candidate.with_split(strategy, dim.name, split)
 
 
 @dataclass(frozen=True)

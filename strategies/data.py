@@ -1,11 +1,10 @@
 """Data parallelism: every rank along dp takes its share of the samples."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.plugin import AxisSpec, Candidate, Mesh, Refusal, Region, Strategy
+from autopar.plugin import AxisSpec, Candidate, Mesh, Refusal, Region, Strategy, split_over
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,4 @@ class Data(Strategy):
         if batch is None:
             yield Refusal(f"region {region.name} has no batch dim")
             return
-        if batch.blocked:
-            yield Refusal(f"region {region.name}: {batch.name} can't be split: {batch.blocked}")
-            return
-        parts = (*candidate.split(batch.name), mesh.part("dp"))
-        pieces = math.prod(part.size for part in parts)
-        if batch.size % pieces:
-            yield Refusal(
-                f"region {region.name}: {batch.name} = {batch.size} isn't divisible by {pieces} "
-                f"({' · '.join(f'{part.axis}{part.size}' for part in parts)})"
-            )
-            return
-        split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
-        yield candidate.with_split(self.name, batch.name, split)
+        yield split_over(self.name, candidate, region, batch, "dp", mesh)

@@ -1,11 +1,10 @@
 """Sequence parallelism: between the tensor-parallel regions, tp splits the sequence."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.plugin import Candidate, Mesh, Refusal, Region, Strategy
+from autopar.plugin import Candidate, Mesh, Refusal, Region, Strategy, split_over
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,4 @@ class Sequence(Strategy):
         if sequence is None:
             yield Refusal(f"region {region.name} has no sequence dim")
             return
-        if sequence.blocked:
-            yield Refusal(
-                f"region {region.name}: {sequence.name} can't be split: {sequence.blocked}"
-            )
-            return
-        parts = (*candidate.split(sequence.name), mesh.part("tp"))
-        pieces = math.prod(part.size for part in parts)
-        if sequence.size % pieces:
-            yield Refusal(
-                f"region {region.name}: {sequence.name} = {sequence.size} isn't divisible by "
-                f"{pieces} ({' · '.join(f'{part.axis}{part.size}' for part in parts)})"
-            )
-            return
-        split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
-        yield candidate.with_split(self.name, sequence.name, split)
+        yield split_over(self.name, candidate, region, sequence, "tp", mesh)
