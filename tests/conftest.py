@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from pool import Pool
 
@@ -9,6 +10,10 @@ from pool import Pool
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden`: what the golden tests find becomes what they expect. Read the diff."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+
+
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")  # the same examples in every run
 
 
 @pytest.fixture

@@ -138,6 +138,16 @@ def test_equals_brute_force(first: int, solver: str) -> None:
         assert found.bound_seconds == pytest.approx(expected, rel=1e-6, abs=1e-15), seed
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_presolve_that_was_wrong(solver: str) -> None:
+    """HiGHS 1.15's presolve found nothing that fits here."""
+    problem = random_problem(3245)
+    solution = solve(problem, solver=solver)
+    assert isinstance(solution, Solution)
+    fitting = [s for s, size in possible(problem).values() if size <= problem.limit_bytes]
+    assert solution.seconds == pytest.approx(min(fitting), rel=1e-6)
+
+
 def test_instances_are_worth_solving() -> None:
     """At least half have a binding limit; sharing and forbidden pairs decide some; some fail."""
     kinds = {"binding": 0, "free": 0, "short": 0, "shared": 0, "forbidden": 0}

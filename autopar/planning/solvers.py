@@ -52,19 +52,11 @@ def run(
 def _run_highs(
     model: pulp.LpProblem, gap: float, gap_abs: float, time_limit_s: float | None
 ) -> Outcome:
-    # Not threads=1: HiGHS refuses to run where this process has used it with another number.
-    solver = pulp.HiGHS(
-        msg=False,
-        gapRel=gap,
-        gapAbs=gap_abs,
-        timeLimit=time_limit_s,
-        parallel="off",
-        random_seed=0,
-    )
-    model.solve(solver)
-    # PuLP calls a time limit "Optimal", and HiGHS has values (zeros) where it found nothing.
+    status = _solve_highs(model, gap, gap_abs, time_limit_s, "choose")
+    if status == "Infeasible":
+        # HiGHS 1.15's presolve said so of a programme with solutions: only the search proves it.
+        status = _solve_highs(model, gap, gap_abs, time_limit_s, "off")
     highs: Any = model.solverModel
-    status = highs.modelStatusToString(highs.getModelStatus())
     info = highs.getInfo()
     if status == "Infeasible":
         return Outcome("infeasible", False, math.inf)
@@ -75,6 +67,26 @@ def _run_highs(
     if status == "Time limit reached":
         return Outcome("stopped", info.primal_solution_status == _FEASIBLE, info.mip_dual_bound)
     raise AssertionError(f"HiGHS ended with {status!r} on the programme {model.name!r}")
+
+
+def _solve_highs(
+    model: pulp.LpProblem, gap: float, gap_abs: float, time_limit_s: float | None, presolve: str
+) -> str:
+    """HiGHS's own status: PuLP calls a time limit "Optimal", with values (zeros) where nothing was
+    found."""
+    # Not threads=1: HiGHS refuses to run where this process has used it with another number.
+    solver = pulp.HiGHS(
+        msg=False,
+        gapRel=gap,
+        gapAbs=gap_abs,
+        timeLimit=time_limit_s,
+        parallel="off",
+        random_seed=0,
+        presolve=presolve,
+    )
+    model.solve(solver)
+    highs: Any = model.solverModel
+    return str(highs.modelStatusToString(highs.getModelStatus()))
 
 
 def _run_cbc(
