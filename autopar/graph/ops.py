@@ -51,13 +51,6 @@ def class_of(name: str) -> str | None:
     return next((c for c, names in OPS_BY_CLASS.items() if name in names.split()), None)
 
 
-def op_class(node: torch.fx.Node) -> str:
-    """The op's class. The op must have one (analysis checks that first)."""
-    found = class_of(op_name(node))
-    assert found is not None, node
-    return found
-
-
 def arguments(node: torch.fx.Node) -> dict[str, Any]:
     """All arguments by the schema's names, defaults filled in (the export drops them)."""
     if node.target is operator.getitem:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from autopar.errors import AutoparError
-from autopar.graph.factors import Cat, DimExpr, Leaf, expr_leaves
+from autopar.graph.factors import Cat, DimExpr, Leaf
 from autopar.graph.model_graph import Block, Op, SavedTensor
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
@@ -304,8 +304,3 @@ def param_layout(needs: Mapping[str, Layout] | tuple[Layout, ...]) -> Layout:
         return first
     parts = {p for layout in layouts for p in layout.split_parts() | layout.varying}
     return Layout(varying=frozenset(parts))
-
-
-def carried_names(dims: tuple[tuple[object, ...], ...]) -> set[str]:
-    """The names of a tensor's leaves."""
-    return {leaf.name for expr in dims for leaf in expr_leaves(expr)}  # type: ignore[arg-type]
