@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from autopar.capture.clean import packet
 from autopar.capture.evaluate import Evaluator
+from autopar.capture.functional import packet
 
 _ATEN = torch.ops.aten
 _AND = {_ATEN.__and__, _ATEN.bitwise_and, _ATEN.logical_and, _ATEN.mul}

@@ -10,7 +10,7 @@ import torch.fx
 from torch import Tensor
 from torch.fx import Node
 
-from autopar.capture.clean import mutates, packet
+from autopar.capture.functional import mutates, packet
 
 MAX_ELEMENTS = 64 * 2**20
 # Pointwise, but composite: without torch's tag.

@@ -83,7 +83,7 @@ def to_graph(name: str, program: ExportedProgram, inputs: tuple[GraphInput, ...]
             _merge(buffers, node, target.removeprefix("model."))
         else:
             constants[node] = _constant(name, target, program)
-    clean(graph)
+    clean(graph, users)
     assert len(users) == len(inputs), f"{name}: {len(users)} inputs traced, {len(inputs)} given"
     wanted = {node: given.node for node, given in zip(users, inputs, strict=True)}
     for store, prefix in ((params, "p"), (buffers, "b")):

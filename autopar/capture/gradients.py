@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from autopar.capture.captured import Capture, CapturedGraph, ParamMeta
-from autopar.capture.clean import packet
+from autopar.capture.functional import packet
 from autopar.errors import AutoparError
 
 _CUTS = (torch.ops.aten.detach, torch.ops.aten.detach_)

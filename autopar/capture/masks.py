@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from autopar.capture.captured import CapturedGraph
-from autopar.capture.clean import drop_dead, packet
+from autopar.capture.clean import drop_dead
 from autopar.capture.comparison import Pattern, judge
 from autopar.capture.evaluate import Evaluator
+from autopar.capture.functional import packet
 
 _SDPA = torch.ops.aten.scaled_dot_product_attention
 Judge = Callable[[Node], Pattern]
