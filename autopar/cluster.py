@@ -1,64 +1,30 @@
-"""The cluster: devices, the links between them, and presets (data with source and date)."""
+"""The cluster as a value, from a preset, a dict or a file."""
 
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from autopar.cluster_checks import checked, known_keys, positive, required, whole_number
+from autopar.cluster_links import cut_links, describe_link
+from autopar.devices import ClusterSpec, Device, Fit, Link, Protocol
 from autopar.errors import AutoparError
 from autopar.preset_files import read_preset
 
-
-@dataclass(frozen=True)
-class Device:
-    """One device as a cost model sees it. `backend` is torch.distributed's ("gloo", "nccl").
-
-    `flops_per_s` maps dtype names ("float32") to the rate that large matrix multiplications reach;
-    `op_overhead_s` is the host's time per op; `overhead_bytes` is the part of `memory_bytes` that
-    no plan can use (the device's context, the libraries' workspaces).
-    """
-
-    name: str
-    backend: str
-    memory_bytes: int
-    flops_per_s: tuple[tuple[str, float], ...]
-    memory_bytes_per_s: float
-    op_overhead_s: float
-    overhead_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Link:
-    """One level of the network: `devices` neighbours reach each other over it, each with
-    `latency_s` (α) a message and `bytes_per_s` (1/β) each way."""
-
-    name: str
-    devices: int
-    latency_s: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True)
-class ClusterSpec:
-    """`devices` equal devices; `links` from the innermost level to the outermost, whose `devices`
-    is the whole cluster. `source` says where the numbers are from, `date` when."""
-
-    device: Device
-    devices: int
-    links: tuple[Link, ...]
-    source: str
-    date: str
-
-
-ALL = "all"
-"""A link's `devices` where it reaches the whole cluster, however many devices that has."""
+__all__ = [
+    "ClusterSpec",
+    "Device",
+    "Fit",
+    "Link",
+    "Protocol",
+    "describe_cluster",
+    "resolve_cluster",
+]
 
 _DEVICE_KEYS = (
     "name",
@@ -69,7 +35,6 @@ _DEVICE_KEYS = (
     "op_overhead_s",
     "overhead_bytes",
 )
-_LINK_KEYS = ("name", "devices", "latency_s", "bytes_per_s")
 _FULL_KEYS = ("device", "devices", "links", "source", "date")
 _PRESET_KEYS = ("preset", "devices", "links", *_DEVICE_KEYS)
 
@@ -87,7 +52,7 @@ def resolve_cluster(spec: ClusterSpec | str | os.PathLike[str] | Mapping[str, An
     number of devices, and links that don't nest.
     """
     if isinstance(spec, ClusterSpec):
-        return _checked(spec)
+        return checked(spec)
     if isinstance(spec, Mapping):
         return _from_mapping(spec)
     if isinstance(spec, str) and not spec.endswith((".json", ".yaml", ".yml")):
@@ -104,6 +69,7 @@ def describe_cluster(spec: ClusterSpec) -> dict[str, Any]:
     """The cluster in full as plain data: `resolve_cluster` makes the same ClusterSpec of it."""
     full = json.loads(json.dumps(dataclasses.asdict(spec)))
     full["device"]["flops_per_s"] = dict(spec.device.flops_per_s)
+    full["links"] = [describe_link(link) for link in spec.links]
     return dict(full)
 
 
@@ -145,9 +111,9 @@ def _plain(data: Any) -> Any:
 
 def _from_mapping(spec: Mapping[str, Any]) -> ClusterSpec:
     if "preset" not in spec:
-        full = _known_keys("cluster_spec", _plain(spec), _FULL_KEYS)
+        full = known_keys("cluster_spec", _plain(spec), _FULL_KEYS)
         return _build(full, full.get("source", "given by the user"), full.get("date", ""))
-    given = _known_keys("cluster_spec", _plain(spec), _PRESET_KEYS)
+    given = known_keys("cluster_spec", _plain(spec), _PRESET_KEYS)
     name, colon, count = str(given["preset"]).partition(":")
     preset = read_preset(name)
     if colon and "devices" in given:
@@ -175,99 +141,19 @@ def _count_in(text: str, count: str) -> int:
 
 
 def _build(full: Mapping[str, Any], source: str, date: str) -> ClusterSpec:
-    device = _known_keys("device", _required("cluster_spec", full, "device"), _DEVICE_KEYS)
-    rates = _required("device", device, "flops_per_s")
+    device = known_keys("device", required("cluster_spec", full, "device"), _DEVICE_KEYS)
+    rates = required("device", device, "flops_per_s")
     if not isinstance(rates, Mapping):
         raise AutoparError(f"device.flops_per_s must map dtype names to rates, not {rates!r}")
-    fields = {key: _required("device", device, key) for key in _DEVICE_KEYS[:-1]}
+    fields = {key: required("device", device, key) for key in _DEVICE_KEYS[:-1]}
     fields["flops_per_s"] = tuple(sorted(rates.items()))
-    fields["overhead_bytes"] = _whole(device.get("overhead_bytes", 0))
-    fields["memory_bytes"] = _whole(fields["memory_bytes"])
-    devices = _whole(_required("cluster_spec", full, "devices"))
-    _positive("devices", devices, whole=True)
-    links = _required("cluster_spec", full, "links")
+    fields["overhead_bytes"] = whole_number(device.get("overhead_bytes", 0))
+    fields["memory_bytes"] = whole_number(fields["memory_bytes"])
+    devices = whole_number(required("cluster_spec", full, "devices"))
+    positive("devices", devices, whole=True)
+    links = required("cluster_spec", full, "links")
     if not isinstance(links, Sequence) or isinstance(links, str):
         raise AutoparError(f"links must be a list, from the innermost level out, not {links!r}")
-    return _checked(ClusterSpec(Device(**fields), devices, _cut(links, devices), source, str(date)))
-
-
-def _cut(links: Sequence[Any], devices: int) -> tuple[Link, ...]:
-    """The levels that a cluster of `devices` has: those further out than all of it are left out."""
-    levels: list[Link] = []
-    for entry in links:
-        link = _known_keys("links", entry, _LINK_KEYS)
-        fields = {key: _required("links", link, key) for key in _LINK_KEYS}
-        if fields["devices"] == ALL:
-            fields["devices"] = devices
-        _positive(f"link {fields['name']}: devices", fields["devices"], whole=True)
-        levels.append(Link(**{**fields, "devices": min(fields["devices"], devices)}))
-        if levels[-1].devices == devices:
-            break
-    return tuple(levels)
-
-
-# ---------------------------------------------------------------- checks
-
-
-def _checked(spec: ClusterSpec) -> ClusterSpec:
-    device = spec.device
-    for key, text in (("name", device.name), ("backend", device.backend)):
-        if not isinstance(text, str):
-            raise AutoparError(f"device.{key} must be text, not {text!r}")
-    _positive("devices", spec.devices, whole=True)
-    _positive("device.memory_bytes", device.memory_bytes, whole=True)
-    _positive("device.memory_bytes_per_s", device.memory_bytes_per_s)
-    _positive("device.op_overhead_s", device.op_overhead_s)
-    for dtype, rate in device.flops_per_s:
-        _positive(f"device.flops_per_s[{dtype}]", rate)
-    if device.overhead_bytes != 0:
-        _positive("device.overhead_bytes", device.overhead_bytes, whole=True)
-    if not device.flops_per_s:
-        raise AutoparError("device.flops_per_s is empty: give the rate of one dtype or more")
-    inner = 1
-    for link in spec.links:
-        _positive(f"link {link.name}: devices", link.devices, whole=True)
-        _positive(f"link {link.name}: latency_s", link.latency_s)
-        _positive(f"link {link.name}: bytes_per_s", link.bytes_per_s)
-        if link.devices % inner:
-            raise AutoparError(
-                f"link {link.name} joins {link.devices} devices, which is no multiple of the "
-                f"{inner} that the level inside it joins"
-            )
-        inner = link.devices
-    if not spec.links or inner != spec.devices:
-        raise AutoparError(
-            f"the outermost link joins {inner} of {spec.devices} devices: links must end with one "
-            f"whose devices is {spec.devices} or {ALL!r}"
-        )
-    return spec
-
-
-def _whole(value: Any) -> Any:
-    """8e9 is a whole number of bytes, though text makes it a float."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _positive(what: str, value: Any, whole: bool = False) -> None:
-    """Raise unless `value` is a finite number above zero, an integer where `whole`."""
-    number = not isinstance(value, bool) and isinstance(value, int if whole else int | float)
-    if not number or not math.isfinite(value) or value <= 0:
-        kind = "integer" if whole else "number"
-        raise AutoparError(f"{what} must be a positive {kind}, not {value!r}")
-
-
-def _known_keys(what: str, found: Any, allowed: Sequence[str]) -> Mapping[str, Any]:
-    if not isinstance(found, Mapping):
-        raise AutoparError(f"{what} must be a mapping, not {found!r}")
-    unknown = sorted(str(key) for key in found if key not in allowed)
-    if unknown:
-        raise AutoparError(
-            f"{what} has no {', '.join(map(repr, unknown))}: allowed are {', '.join(allowed)}"
-        )
-    return found
-
-
-def _required(what: str, found: Mapping[str, Any], key: str) -> Any:
-    if key not in found:
-        raise AutoparError(f"{what} lacks {key!r}")
-    return found[key]
+    return checked(
+        ClusterSpec(Device(**fields), devices, cut_links(links, devices), source, str(date))
+    )

@@ -147,10 +147,12 @@ def _percent(old: float, new: float) -> str:
 
 def _collectives(before: Plan, after: Plan) -> list[Change]:
     def facts(plan: Plan) -> Mapping[str, str]:
-        return {
-            f"{c.op} over {' · '.join(c.axes)}, {c.phase}": f"{c.bytes:,} bytes in {c.count} calls"
-            for c in plan.collectives
-        }
+        rows: dict[str, list[str]] = {}
+        for c in plan.collectives:
+            by = f" by {c.algorithm}" if c.algorithm else ""
+            text = f"{c.bytes:,} bytes in {c.count} calls{by}"
+            rows.setdefault(f"{c.op} over {' · '.join(c.axes)}, {c.phase}", []).append(text)
+        return {name: ", ".join(texts) for name, texts in rows.items()}
 
     old, new = facts(before), facts(after)
     names = dict.fromkeys((*old, *new))

@@ -87,12 +87,14 @@ class RegionChoice:
 
 @dataclass(frozen=True, config=_STRICT)
 class CollectiveTotal:
-    """All collectives of one kind over one group in one phase: bytes and calls of one step on one
-    rank. Calls of a kind may be joined at run time (buckets, FSDP2 units); the bytes stay."""
+    """All collectives of one kind over one group in one phase by one algorithm (as the cost model
+    names it): bytes and calls of one step on one rank. Calls of a kind may be joined at run time
+    (buckets, FSDP2 units); the bytes stay."""
 
     op: str
     axes: tuple[str, ...]
     phase: str
+    algorithm: str
     bytes: int
     count: int
     seconds: float

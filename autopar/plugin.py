@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from autopar.cluster import ClusterSpec, Device, Link
+from autopar.devices import ClusterSpec, Device, Fit, Link, Protocol
 from autopar.errors import AutoparError
 from autopar.mesh import AxisPart, Mesh, Split, split_size
 
@@ -27,6 +27,7 @@ __all__ = [
     "Device",
     "Dim",
     "Effect",
+    "Fit",
     "GradientSync",
     "Link",
     "Mesh",
@@ -34,6 +35,7 @@ __all__ = [
     "ParamInfo",
     "ParamPlan",
     "Phase",
+    "Protocol",
     "Refusal",
     "Region",
     "Resident",
@@ -300,7 +302,18 @@ class Compute:
 class Collective:
     """One collective: `bytes` per rank, the larger of input and output, padding included."""
 
-    op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+    op: Literal[
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+    ]
+    """"send" is point to point, from each rank to its neighbour along the axes."""
     bytes: int
     axes: Split
     phase: Phase
@@ -337,6 +350,10 @@ class CostModel(abc.ABC):
     def cost(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> float:
         """Seconds for a Compute or a Collective, bytes for a Resident. Errors: AutoparError for an
         effect without a price (an unknown op, say); never a zero."""
+
+    def explain(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> str:
+        """How the price came about, in a word that the plan shows: a collective's algorithm."""
+        return ""
 
     def overhead_bytes(self, mesh: Mesh, cluster: ClusterSpec) -> int:
         """Bytes that every rank loses whatever the plan (context, allocator, communicators)."""

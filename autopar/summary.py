@@ -79,7 +79,7 @@ def layer_span(layers: tuple[str, ...]) -> str:
 
 def _collectives(plan: Plan) -> Table:
     table = Table(title="communication of one step, per rank")
-    for name in ("collective", "over", "phase"):
+    for name in ("collective", "over", "phase", "algorithm"):
         table.add_column(name)
     for name in ("bytes", "calls", "time"):
         table.add_column(name, justify="right")
@@ -88,6 +88,7 @@ def _collectives(plan: Plan) -> Table:
             total.op,
             " · ".join(total.axes),
             total.phase,
+            total.algorithm,
             size(total.bytes),
             str(total.count),
             seconds(total.seconds),

@@ -1,72 +1,142 @@
-"""The time of collectives: α-β costs of ring and tree algorithms.
+"""The time of collectives: α-β costs of the cheapest algorithm that topology and library offer."""
 
-Notation of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-MPICH" (2005), without their γ: n ranks, B bytes (the larger of a rank's input and output), α
-seconds a message, β seconds a byte.
-"""
-
+import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.plugin import AutoparError, ClusterSpec, Collective, CostModel, Effect, Mesh, Split
-
-AS_ALL_REDUCE = frozenset({("gloo", "reduce_scatter")})
-"""What a backend does by an all-reduce of which each rank keeps its part: torch's
-ProcessGroupGloo.cpp, and benchmarks/measure_cpu.py measures the same time."""
+from autopar.cost_models.collective_algorithms import ranks
+from autopar.cost_models.collective_compositions import hierarchical, hierarchical_sharded
+from autopar.cost_models.collective_libraries import (
+    ALGORITHMS,
+    IN_TREES,
+    LIBRARIES,
+    STANDS_FOR,
+)
+from autopar.cost_models.topology import Route, route
+from autopar.plugin import (
+    AutoparError,
+    ClusterSpec,
+    Collective,
+    CostModel,
+    Effect,
+    Fit,
+    Mesh,
+    Protocol,
+)
 
 
 @dataclass(frozen=True)
 class CollectiveCost(CostModel):
-    """Ring all-reduce, all-gather and reduce-scatter, pairwise all-to-all, and the broadcast that
-    is faster for the size, on the slowest link that the group needs."""
+    """The cheapest algorithm for each size, on the links that the group uses with its share.
 
+    `algorithms`: the names of those to choose from; left out, those that the backend's library has
+    (`LIBRARIES`), or all that the topology offers for a backend that isn't listed.
+    """
+
+    algorithms: tuple[str, ...] | None = None
     name: ClassVar[str] = "collectives"
     prices: ClassVar[frozenset[str]] = frozenset({"collective"})
 
     def cost(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> float:
-        """Seconds. Errors: AutoparError for an unknown collective, and for a group that needs more
-        devices than the cluster has."""
+        """Seconds. Errors: AutoparError for an unknown collective, for a group that needs more
+        devices than the cluster has, and where no algorithm is left."""
+        return self._priced(effect, mesh, cluster)[0]
+
+    def explain(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> str:
+        """The algorithm that `cost` took."""
+        return self._priced(effect, mesh, cluster)[1]
+
+    def _priced(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> tuple[float, str]:
         assert isinstance(effect, Collective)
-        alpha_s, bytes_per_s = group_link(effect.axes, mesh, cluster)
-        n = math.prod(part.size for part in effect.axes)
-        transfer_s = effect.bytes / bytes_per_s
-        step_s = alpha_s + transfer_s / n
-        as_all_reduce = (cluster.device.backend, effect.op) in AS_ALL_REDUCE
-        match "all_reduce" if as_all_reduce else effect.op:
-            case "all_reduce":
-                return 2 * (n - 1) * step_s
-            case "all_gather" | "reduce_scatter" | "all_to_all":
-                return (n - 1) * step_s
-            case "broadcast":
-                # A binomial tree for short messages; scatter, then ring all-gather for long ones.
-                rounds = math.ceil(math.log2(n))
-                scatter_s = rounds * alpha_s + transfer_s * (n - 1) / n
-                return min(rounds * (alpha_s + transfer_s), scatter_s + (n - 1) * step_s)
-        raise AutoparError(f"no price for collective {effect.op!r} of {effect.what}")
+        if effect.op not in ALGORITHMS:
+            raise AutoparError(f"no price for collective {effect.op!r} of {effect.what}")
+        levels = route(effect.axes, mesh, cluster)
+        if not levels:
+            return 0.0, "none"
+        backend = cluster.device.backend
+        seconds, name = cheapest(effect.op, levels, effect.bytes, backend, self.algorithms)
+        if not name:
+            raise AutoparError(
+                f"no algorithm for {effect.op} of {effect.what} over {ranks(levels)} ranks: "
+                f"the topology offers none of {', '.join(self.algorithms or ())}"
+            )
+        return seconds, name
 
 
-def group_link(axes: Split, mesh: Mesh, cluster: ClusterSpec) -> tuple[float, float]:
-    """α in seconds and bandwidth in bytes/s between neighbours of the slowest group along `axes`.
+@functools.lru_cache(maxsize=65536)
+def cheapest(
+    op: str, levels: Route, nbytes: float, backend: str, allowed: tuple[str, ...] | None
+) -> tuple[float, str]:
+    """(seconds, algorithm) of the cheapest; (inf, "") where none is offered.
 
-    Groups lie in aligned blocks of `extent` ranks, so they need every level up to the first whose
-    blocks hold whole extents. A rank's own link counts once for each member that the group has
-    inside one block of the level below: a ring that enters a node through one network card can
-    enter it through each of its members' (as NCCL's channels do). The group goes at the pace of
-    the slowest level that it needs.
+    A link that was measured for this op goes by that.
     """
-    spread = [(part.size, mesh.stride(part.axis) * part.stride) for part in axes if part.size > 1]
-    extent = max((size * stride for size, stride in spread), default=1)
-    if extent > cluster.devices:
-        raise AutoparError(
-            f"a group over {extent} ranks of the mesh {mesh} doesn't fit {cluster.devices} devices"
-        )
-    alpha_s, bytes_per_s, inside = 0.0, math.inf, 1
-    for link in cluster.links:
-        members = math.prod(min(size, max(1, inside // stride)) for size, stride in spread)
-        alpha_s = max(alpha_s, link.latency_s)
-        bytes_per_s = min(bytes_per_s, members * link.bytes_per_s)
-        if link.devices % extent == 0:
+    fits = _fits(op, levels)
+    if fits:
+        return _measured(op, levels, nbytes, backend, fits)
+    done = STANDS_FOR.get((backend, op), op)
+    names = LIBRARIES.get(backend, {}).get(done) if allowed is None else allowed
+    offers = _offers(done, levels, nbytes, backend, names)
+    return min(offers, default=(math.inf, ""))
+
+
+def _offers(
+    op: str, levels: Route, nbytes: float, backend: str, names: tuple[str, ...] | None
+) -> Iterator[tuple[float, str]]:
+    """(seconds, algorithm) of each that the topology offers, under each protocol of the links."""
+    protocols: tuple[Protocol | None, ...] = levels[-1].link.protocols or (None,)
+    for protocol in protocols:
+        for name, algorithm in ALGORITHMS[op].items():
+            if names is None or name in names:
+                used = _under(levels, protocol, name in IN_TREES)
+                seconds = algorithm(used, nbytes)
+                if seconds is not None:
+                    yield seconds + (protocol.call_s if protocol else 0.0), name
+
+    def best(part: str, inner: Route, size: float) -> float:
+        return cheapest(part, inner, size, backend, names)[0]
+
+    for name in ("hierarchical", "hierarchical_sharded"):
+        if names is None or name in names:
+            composed = (
+                hierarchical(op, levels, nbytes, best)
+                if name == "hierarchical"
+                else hierarchical_sharded(levels, nbytes, best)
+                if op == "all_reduce"
+                else None
+            )
+            if composed is not None and math.isfinite(composed):
+                yield composed, name
+
+
+def _under(levels: Route, protocol: Protocol | None, tree: bool) -> Route:
+    return levels if protocol is None else tuple(one.under(protocol, tree) for one in levels)
+
+
+# ---------------------------------------------------------------- measured links
+
+
+def _fits(op: str, levels: Route) -> tuple[Fit, ...]:
+    """The measurements of the op on the outermost link that the group uses, by size."""
+    own = [fit for fit in levels[-1].link.fits if fit.op == op]
+    return tuple(sorted(own, key=lambda fit: fit.up_to_bytes or math.inf))
+
+
+def _measured(
+    op: str, levels: Route, nbytes: float, backend: str, fits: tuple[Fit, ...]
+) -> tuple[float, str]:
+    """The algorithm with the α and β measured for this size; never less than what a smaller size
+    takes, whose figures may be others."""
+    done = STANDS_FOR.get((backend, op), op)
+    seconds, name = 0.0, ""
+    for fit in fits:
+        size = min(nbytes, fit.up_to_bytes or nbytes)
+        used = tuple(level.fitted(fit) for level in levels)
+        price = ALGORITHMS[done][fit.algorithm](used, size)
+        assert price is not None, (fit, levels)
+        seconds, name = max(seconds, price), fit.algorithm
+        if not fit.up_to_bytes or nbytes <= fit.up_to_bytes:
             break
-        inside = link.devices
-    return alpha_s, bytes_per_s
+    return seconds, name

@@ -107,7 +107,7 @@ def communication_answer(plan: autopar.Plan) -> list[str]:
     for one in sorted(plan.collectives, key=lambda one: -one.bytes):
         lines.append(
             f"  {one.op:<14} {over(plan, one.axes)}, {one.phase}: {one.bytes:,} bytes "
-            f"in {one.count} calls, {one.seconds * 1e3:.2f} ms"
+            f"in {one.count} calls by {one.algorithm}, {one.seconds * 1e3:.2f} ms"
         )
     return lines
 

@@ -91,11 +91,15 @@ def core_knows_no_plugin(source: Source, tree: ast.AST) -> Iterator[str]:
 
 
 def plugins_import_the_contract(source: Source, tree: ast.AST) -> Iterator[str]:
-    """A plugin's planning half imports autopar.plugin, its runtime half autopar.runtime, torch."""
+    """A plugin's planning half imports autopar.plugin, its runtime half autopar.runtime, torch;
+    both the files beside them."""
     if source.path.startswith(PLUGINS):
+        beside = f"autopar.{source.path.split('/')[0]}"
         for name in imported(tree):
             standard = name.split(".")[0] in sys.stdlib_module_names
-            if not standard and not any(inside(name, allowed) for allowed in FOR_PLUGINS):
+            if not standard and not any(
+                inside(name, allowed) for allowed in (*FOR_PLUGINS, beside)
+            ):
                 yield name
 
 
@@ -161,6 +165,7 @@ def test_rule_holds(rule: Rule) -> None:
         (core_knows_no_plugin, "autopar/a.py", "import_module('autopar.strategies.zero')"),
         (plugins_import_the_contract, "strategies/a.py", "from autopar.planning import ilp"),
         (plugins_import_the_contract, "strategies/a.py", "from autopar import mesh"),
+        (plugins_import_the_contract, "strategies/a.py", "import autopar.cost_models.compute"),
         (plugins_import_the_contract, "strategies/a.py", "from . import data"),
         (plugins_import_the_contract, "cost_models/a.py", "def f():\n    import numpy"),
         (pulp_stays_in_planning, "autopar/compiler.py", "import pulp as p"),
@@ -186,6 +191,7 @@ def test_rule_can_fail(rule: Rule, path: str, text: str) -> None:
     [
         (core_knows_no_plugin, "autopar/plan.py", "strategies = entry_points(group='x')"),
         (plugins_import_the_contract, "strategies/a.py", "import math\nimport torch.fx"),
+        (plugins_import_the_contract, "cost_models/a.py", "import autopar.cost_models.topology"),
         (plugins_import_the_contract, "strategies/a.py", "from autopar.plugin import Strategy"),
         (pulp_stays_in_planning, "autopar/planning/ilp.py", "import pulp"),
         (private_torch_stays_confined, "autopar/capture/a.py", "import torch._export"),

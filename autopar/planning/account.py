@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.graph.model_graph import Block
 from autopar.layouts.effects import (
@@ -41,7 +41,7 @@ def account(program: Program, prices: Prices, state_ratio: float, tokens: int) -
     """Price a finished program."""
     seconds: dict[str, float] = defaultdict(float)
     memory: Counter[str] = Counter()
-    groups: dict[tuple[str, tuple[str, ...], str], list[float]] = {}
+    groups: dict[tuple[str, tuple[str, ...], str, str], list[float]] = {}
     transients: Counter[str] = Counter()
     for path, effect, calls in whole_calls(program_effects(program, state_ratio)):
         price = prices.cost(effect)
@@ -50,7 +50,8 @@ def account(program: Program, prices: Prices, state_ratio: float, tokens: int) -
             times = times if effect.per == "microbatch" else 1
             price += (calls - 1) * prices.cost(empty_call(effect))
             seconds["communication"] += price * times
-            key = (effect.op, tuple(part.axis for part in effect.axes), effect.phase)
+            axes = tuple(part.axis for part in effect.axes)
+            key = (effect.op, axes, effect.phase, prices.explain(_one_call(effect, calls)))
             total = groups.setdefault(key, [0, 0, 0.0])
             total[0] += effect.bytes * times
             total[1] += calls * times
@@ -66,10 +67,15 @@ def account(program: Program, prices: Prices, state_ratio: float, tokens: int) -
     memory["overhead"] = prices.overhead_bytes()
     predicted = _predicted(program, prices, seconds, memory, tokens)
     collectives = tuple(
-        CollectiveTotal(op, axes, phase, int(b), int(n), s)
-        for (op, axes, phase), (b, n, s) in sorted(groups.items())
+        CollectiveTotal(op, axes, phase, algorithm, int(b), int(n), s)
+        for (op, axes, phase, algorithm), (b, n, s) in sorted(groups.items())
     )
     return Account(predicted, collectives)
+
+
+def _one_call(total: Collective, calls: int) -> Collective:
+    """One of the equal calls that a joined collective is sent in."""
+    return replace(total, bytes=math.ceil(total.bytes / calls))
 
 
 def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str, Effect]]:

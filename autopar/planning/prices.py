@@ -48,10 +48,18 @@ class Prices:
 
     def cost(self, effect: Effect) -> float:
         """Seconds (Compute, Collective) or bytes (Resident)."""
-        (model,) = [m for m in self.models if effect.kind in m.prices]
+        model = self._model(effect)
         price = model.cost(effect, self.mesh, self.cluster)
         assert price >= 0 and math.isfinite(price), (model.name, effect, price)
         return price
+
+    def explain(self, effect: Effect) -> str:
+        """How the price came about, in a word: a collective's algorithm."""
+        return self._model(effect).explain(effect, self.mesh, self.cluster)
+
+    def _model(self, effect: Effect) -> CostModel:
+        (model,) = [m for m in self.models if effect.kind in m.prices]
+        return model
 
     def bill(self, effects: Iterable[Effect], microbatches: int) -> Bill:
         """The sum over effects; those that occur once a microbatch count that often."""

@@ -1,0 +1,94 @@
+"""What a cluster is made of: devices, the links between them, and how a link was measured."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Topology = Literal["switch", "mesh", "torus"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as a cost model sees it. `backend` is torch.distributed's ("gloo", "nccl").
+
+    `flops_per_s` maps dtype names ("float32") to the rate that large matrix multiplications reach;
+    `op_overhead_s` is the host's time per op; `overhead_bytes` is the part of `memory_bytes` that
+    no plan can use (the device's context, the libraries' workspaces).
+    """
+
+    name: str
+    backend: str
+    memory_bytes: int
+    flops_per_s: tuple[tuple[str, float], ...]
+    memory_bytes_per_s: float
+    op_overhead_s: float
+    overhead_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way in which a communication library moves bytes over a link; it takes the cheapest.
+
+    A call costs `call_s`, a message of a ring or pair `latency_s` (of a tree `tree_latency_s`), and
+    bytes go at `share` (`tree_share`) of the link's rate. NCCL's are LL, LL128 and Simple.
+    """
+
+    name: str
+    call_s: float
+    latency_s: float
+    tree_latency_s: float
+    share: float
+    tree_share: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """α and 1/β of one kind of collective over a link as measured, for messages of at most
+    `up_to_bytes` (0: of any size). They are `algorithm`'s: "ring", say."""
+
+    op: str
+    algorithm: str
+    up_to_bytes: int
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """One level of the network: `devices` neighbours reach each other over it, each with
+    `latency_s` (α) a message and `bytes_per_s` (1/β) each way.
+
+    `topology`: a "switch" carries any pairs at once, each device at `bytes_per_s`; in a full "mesh"
+    every pair has a link of `bytes_per_s` of its own; in a "torus" every device has one to each
+    neighbour along each dimension of `shape` (outermost first; ranks lie in row-major order), and
+    dimensions of `wraps_from` devices or more close to a ring. `oversubscription`: how many times
+    more bytes the devices can send than this level carries when all send at once (a fat tree's
+    upper levels). `shared_efficiency`: what is left of the rate when groups that each have some of
+    a block's devices, more than one, cross this level together. `switch_bytes_per_s`: the rate of
+    all-reduces that the switch itself adds up, each of `switch_latency_s` (0: it can't).
+    """
+
+    name: str
+    devices: int
+    latency_s: float
+    bytes_per_s: float
+    topology: Topology = "switch"
+    shape: tuple[int, ...] = ()
+    wraps_from: int = 3
+    oversubscription: float = 1.0
+    shared_efficiency: float = 1.0
+    switch_bytes_per_s: float = 0.0
+    switch_latency_s: float = 0.0
+    protocols: tuple[Protocol, ...] = ()
+    fits: tuple[Fit, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """`devices` equal devices; `links` from the innermost level to the outermost, whose `devices`
+    is the whole cluster. `source` says where the numbers are from, `date` when."""
+
+    device: Device
+    devices: int
+    links: tuple[Link, ...]
+    source: str
+    date: str
