@@ -3,7 +3,7 @@
 from autopar.cluster import ClusterSpec, Device, Link
 from autopar.compiled import Compiled
 from autopar.compiler import compile
-from autopar.errors import AutoparError, InfeasibleError
+from autopar.errors import AutoparError, InfeasibleError, OpaqueWarning
 from autopar.plan import Plan
 from autopar.reload import emit, load
 from autopar.runtime.training import TrainingModule
@@ -15,6 +15,7 @@ __all__ = [
     "Device",
     "InfeasibleError",
     "Link",
+    "OpaqueWarning",
     "Plan",
     "TrainingModule",
     "compile",

@@ -1,14 +1,16 @@
 """Compiled: a planned and emitted training program, not yet running."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import torch.distributed as dist
 from torch import nn
 
 from autopar.cluster import ClusterSpec
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, OpaqueWarning
 from autopar.plan import Plan
 from autopar.runtime import TrainingModule, run_program
 from autopar.runtime.training import OptimizerFactory
@@ -51,6 +53,17 @@ class Compiled:
         if not any(p.is_meta for p in self.model.parameters()):
             module.load_from_rank0(self.model)
         return module
+
+
+def warn_of_opaque(plan: Plan) -> None:
+    """Name what can't be analysed, on one rank. To be called by what users call."""
+    if plan.opaque and (not dist.is_initialized() or dist.get_rank() == 0):
+        text = "\n  ".join(plan.opaque)
+        warnings.warn(
+            f"these can't be analysed and are not split by tensor or sequence:\n  {text}",
+            OpaqueWarning,
+            stacklevel=3,
+        )
 
 
 def device_type_of(cluster: ClusterSpec) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 from autopar.batch_spec import describe_batch
 from autopar.capture import capture
 from autopar.cluster import ClusterSpec, resolve_cluster
-from autopar.compiled import Compiled, device_type_of, headline
+from autopar.compiled import Compiled, device_type_of, headline, warn_of_opaque
 from autopar.default_batch import batch_or_default
 from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
@@ -86,7 +86,9 @@ def compile(
         return plan.to_json(), source
 
     text, source = from_rank0(plan_and_emit)
-    return Compiled(Plan.from_json(text), source, report, model, device_type, optimizer, clip_norm)
+    plan = Plan.from_json(text)
+    warn_of_opaque(plan)
+    return Compiled(plan, source, report, model, device_type, optimizer, clip_norm)
 
 
 def _check(model: Any, clip_norm: float | None, memory_fraction: float, gap: float) -> None:

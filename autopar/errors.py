@@ -17,3 +17,7 @@ class InfeasibleError(AutoparError):
 
     def __reduce__(self) -> tuple[type["InfeasibleError"], tuple[str, int]]:
         return type(self), (str(self), self.short_bytes)
+
+
+class OpaqueWarning(UserWarning):
+    """Part of a model can't be analysed: it is only replicated, or not even split by samples."""

@@ -13,7 +13,7 @@ from autopar.batch_spec import meta_batch
 from autopar.capture import capture
 from autopar.capture.reference import Loss
 from autopar.cluster import resolve_cluster
-from autopar.compiled import Compiled, device_type_of, headline
+from autopar.compiled import Compiled, device_type_of, headline, warn_of_opaque
 from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
@@ -70,7 +70,9 @@ def emit(
         return priced.to_json(), emit_module(program, headline(priced))
 
     text, source = from_rank0(check_and_emit)
-    return Compiled(Plan.from_json(text), source, report, model, device_type, optimizer, clip_norm)
+    priced = Plan.from_json(text)
+    warn_of_opaque(priced)
+    return Compiled(priced, source, report, model, device_type, optimizer, clip_norm)
 
 
 def load(

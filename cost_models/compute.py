@@ -18,6 +18,7 @@ OVERHEADS: Mapping[str, float] = MappingProxyType(
         "loss": 1.5,
         "optimizer": 6.0,  # one parameter's AdamW update, about a dozen kernels without autograd
         "copy": 1.0,
+        "opaque": 1.0,  # an op or layer without a rule: assumed, not measured
         "view": 0.4,  # no kernel, but the host still records the op
     }
 )

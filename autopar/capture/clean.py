@@ -83,5 +83,6 @@ def _is_identity(node: Node) -> bool:
 
 def _has_no_gradient(node: Node) -> bool:
     """A lifted constant, or an integer tensor."""
+    value = node.meta["val"]
     lifted = node.op == "placeholder" and str(node.target).startswith("c_")
-    return lifted or not node.meta["val"].is_floating_point()
+    return lifted or not (value.is_floating_point() or value.is_complex())

@@ -68,7 +68,9 @@ def _inline_region(graph: Graph, node: Node, env: dict[Node, Any]) -> Any:
 
 
 def _detached(graph: Graph, value: Any) -> Any:
-    if not isinstance(value, Node) or not value.meta["val"].is_floating_point():
+    if not isinstance(value, Node):
+        return value
+    if not (value.meta["val"].is_floating_point() or value.meta["val"].is_complex()):
         return value
     node = graph.call_function(torch.ops.aten.detach.default, (value,))
     node.meta = dict(value.meta)

@@ -64,10 +64,15 @@ def _layer_of(node: Node) -> str | None:
     return source.args[1] if is_layer(source) else None  # type: ignore[return-value]
 
 
+def differentiable(value: Tensor) -> bool:
+    """Whether a tensor of this dtype can have a gradient: real or complex."""
+    return value.is_floating_point() or value.is_complex()
+
+
 def _floating(node: Node) -> bool:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+    return any(isinstance(v, Tensor) and differentiable(v) for v in values)
 
 
 def reached(graph: Graph, roots: Sequence[Node], needing: set[Node]) -> set[Node]:

@@ -42,7 +42,10 @@ def _is_layer(node: torch.fx.Node) -> bool:
 
 def _layer_outputs(node: torch.fx.Node) -> list[torch.Tensor]:
     """A layer call runs nothing here: what it saves is recorded on the layer's own graph."""
-    return [torch.empty_like(v).requires_grad_(v.is_floating_point()) for v in node.meta["val"]]
+    return [
+        torch.empty_like(v).requires_grad_(v.is_floating_point() or v.is_complex())
+        for v in node.meta["val"]
+    ]
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -91,6 +91,10 @@ class Body:
         low, high = segment_bounds(expr, local, full, start, stop)
         return low, None if stop == whole else high
 
+    def is_opaque(self, node: torch.fx.Node) -> bool:
+        """Whether the op runs as it was captured, with its literal arguments."""
+        return bool(self.block.ops[node.name].opaque)
+
     # ---- values
 
     def made(self, name: str) -> Layout:

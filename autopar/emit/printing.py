@@ -1,5 +1,6 @@
 """How each op reads in Python: one small function per form, keyed by the op's name."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -28,6 +29,9 @@ class Scope(Protocol):
 
     def bounds(self, node: torch.fx.Node) -> tuple[int, int | None]:
         """For a slice: local start and stop."""
+
+    def is_opaque(self, node: torch.fx.Node) -> bool:
+        """Whether the op runs as it was captured."""
 
 
 def is_primary(text: str) -> bool:
@@ -71,6 +75,8 @@ class Printer:
     def text(self, node: torch.fx.Node) -> str:
         """The op as a Python expression over its operands' texts."""
         name = op_name(node)
+        if self.scope.is_opaque(node):
+            return self._generic(node)
         if name in BINARY:
             return self._binary(node, BINARY[name])
         if name in TORCH_UNARY.split():
@@ -89,7 +95,7 @@ class Printer:
             return self.scope.operand(node, value)
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(self._arg(node, v) for v in value) + "]"
-        if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         return repr(value)
 

@@ -1,21 +1,23 @@
 """Capture → ModelGraph: named dims over all blocks at once, regions within each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch.fx
 
 from autopar.capture.captured import Capture, CapturedGraph
+from autopar.capture.price import op_work
 from autopar.capture.saved import saved_tensors
 from autopar.errors import AutoparError
 from autopar.graph.batch_mixing import batch_sums
-from autopar.graph.dims import BlockDims, read_dims
+from autopar.graph.dims import BlockDims, join_inputs, read_dims
 from autopar.graph.factors import Factor, find, freeze, leaves, resolve, set_hint, size, unify
 from autopar.graph.flags import Flags, read_flags
 from autopar.graph.model_graph import Block, ModelGraph, Op, SavedTensor, Value
 from autopar.graph.normalise import is_prologue_only, normalise
 from autopar.graph.ops import class_of, is_tensor, op_name
 from autopar.graph.regions import BlockRegions, find_regions
+from autopar.graph.rules import Dims
 
 
 def analyse(capture: Capture) -> ModelGraph:
@@ -27,13 +29,20 @@ def analyse(capture: Capture) -> ModelGraph:
     captured = [capture.skeleton, *capture.blocks]
     block_of = {layer.path: layer.block + 1 for layer in capture.layers}
     dims: list[BlockDims | None] = [None] * len(graphs)
-    for index in range(len(graphs) - 1, -1, -1):
-        graph, _ = graphs[index]
-        callees = {path: dims[i] for path, i in block_of.items()} if index == 0 else {}
-        start = _batch_hook(capture) if index == 0 else None
-        dims[index] = read_dims(graph, callees, start)
+
+    def enter(path: str, given: Sequence[Dims]) -> BlockDims:
+        """The block of a layer, read at its first call, when its inputs' dims are known."""
+        index = block_of[path]
+        found = dims[index]
+        if found is None:
+            found = read_dims(graphs[index][0], None, lambda known: join_inputs(known, given))
+            dims[index] = found
+        return found
+
+    dims[0] = read_dims(graphs[0][0], enter, _batch_hook(capture))
     batch_size = _batch_size(capture)
     known = [d for d in dims if d is not None]
+    assert len(known) == len(graphs), "a block that the skeleton doesn't call"
     flags = read_flags(capture, [g for g, _ in graphs], block_of)
     mixing: dict[str, str] = {}
     for i, (graph, counts) in enumerate(graphs):
@@ -140,6 +149,8 @@ def _block(
                 frozenset(leaf.name for dim in info.contract for leaf in leaves(dim)),
                 frozenset(leaf.name for dim in info.closed for leaf in leaves(dim)),
                 {leaf.name: why for dim, why in info.unlowered for leaf in leaves(dim)},
+                known.opaque.get(node.name, ""),
+                op_work(node) if node.name in known.opaque else None,
             )
     saved = tuple(SavedTensor(*record) for record in saved_tensors(graph))
     names = tuple(n.name for n in counts)

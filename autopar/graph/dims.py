@@ -1,16 +1,27 @@
-"""Runs the factor rules over a graph: the dims of every tensor in it."""
+"""Runs the factor rules over a graph: the dims of every tensor in it.
 
-from collections.abc import Callable, Mapping
+An op without a rule is opaque: its dims must stay whole. The batch alone may be split, where a
+probe finds that the op treats samples one by one.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.fx
 
-from autopar.graph.factors import FactorError, new_dim, unify
+from autopar.capture.probe import Dependent, Independent, Place, probe
+from autopar.capture.source_line import source_line
+from autopar.graph.factors import FactorError, Product, leaves, new_dim, resolve, size, unify
 from autopar.graph.ops import class_of, op_name, shape_of
 from autopar.graph.rules import RULES, Dims, OpDims
 
 KnownDims = dict[torch.fx.Node, list[Dims]]
+
+
+Enter = Callable[[str, Sequence[Dims]], "BlockDims"]
+"""A layer's path and the dims of its call's tensors → the dims of the block that it runs."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,10 @@ class BlockDims:
 
 def read_dims(
     graph: torch.fx.Graph,
-    callees: Mapping[str, "BlockDims | None"],
+    enter: Enter | None = None,
     start: Callable[[KnownDims], None] | None = None,
 ) -> BlockDims:
-    """Dims of every node. `callees` are the blocks that the skeleton's layer calls run; their
+    """Dims of every node. `enter` gives the blocks that the skeleton's layer calls run; their
     boundary dims are joined with the skeleton's. `start` sees the placeholders' dims first."""
     dims: KnownDims = {}
     ops: dict[torch.fx.Node, OpDims] = {}
@@ -42,50 +53,95 @@ def read_dims(
         start(dims)
     for node in graph.nodes:
         if node.op == "call_function":
-            ops[node] = _apply(node, dims, callees, opaque)
+            ops[node] = _apply(node, dims, enter, opaque)
             dims[node] = ops[node].out
     result = next(n for n in reversed(graph.nodes) if n.op == "output")
     placeholders = tuple(n for n in graph.nodes if n.op == "placeholder")
     return BlockDims(dims, ops, opaque, placeholders, tuple(result.args[0]))
 
 
+def join_inputs(known: KnownDims, given: Sequence[Dims]) -> None:
+    """Says that a block's inputs (its last placeholders) are the tensors that a call gives it."""
+    inputs = [node for node in known if node.op == "placeholder"]
+    for theirs, mine in zip(inputs[len(inputs) - len(given) :], given, strict=True):
+        for a, b in zip(mine, known[theirs][0], strict=True):
+            unify(a, b)
+
+
 def _apply(
-    node: torch.fx.Node,
-    dims: KnownDims,
-    callees: Mapping[str, "BlockDims | None"],
-    opaque: dict[str, str],
+    node: torch.fx.Node, dims: KnownDims, enter: Enter | None, opaque: dict[str, str]
 ) -> OpDims:
-    name = op_name(node)
-    kind = class_of(name)
+    kind = class_of(op_name(node))
     if kind == "layer":
-        callee = callees[str(node.args[1])]
-        assert callee is not None
-        return _call(node, callee, dims)
-    if kind is None:
-        opaque[node.name] = f"the op {node.target} has no factor rule"
-        return _whole(node, dims, opaque[node.name])
-    try:
-        return RULES[kind](node, dims)
-    except FactorError as error:
-        opaque[node.name] = f"the op {node.target}: {error}"
-        return _whole(node, dims, opaque[node.name])
+        assert enter is not None
+        tensors: tuple[torch.fx.Node, ...] = tuple(node.args[0])  # type: ignore[arg-type]
+        given = [dims[argument][0] for argument in tensors]
+        callee = enter(str(node.args[1]), given)
+        join_inputs(callee.dims, given)
+        return OpDims([callee.dims[out][0] for out in callee.outputs])
+    if kind is not None:
+        try:
+            return RULES[kind](node, dims)
+        except FactorError as error:
+            why = str(error)
+    else:
+        why = "no factor rule"
+    return _opaque(node, dims, f"{node.target} at {source_line(node)}: {why}", opaque)
 
 
-def _call(node: torch.fx.Node, callee: BlockDims, dims: KnownDims) -> OpDims:
-    """A layer call: the block's boundary dims are the caller's."""
-    tensors: tuple[torch.fx.Node, ...] = tuple(node.args[0])  # type: ignore[arg-type]
-    inputs = callee.inputs[len(callee.inputs) - len(tensors) :]
-    for argument, placeholder in zip(tensors, inputs, strict=True):
-        for mine, theirs in zip(dims[argument][0], callee.dims[placeholder][0], strict=True):
-            unify(mine, theirs)
-    return OpDims([callee.dims[out][0] for out in callee.outputs])
-
-
-def _whole(node: torch.fx.Node, dims: KnownDims, reason: str) -> OpDims:
-    """An op that is only ever run whole: fresh dims out, everything in is blocked."""
+def _opaque(node: torch.fx.Node, dims: KnownDims, what: str, opaque: dict[str, str]) -> OpDims:
+    """Fresh dims out; all dims but the batch, and often the batch too, must be whole."""
     values = node.meta["val"]
     tensors = values if isinstance(values, (list, tuple)) else [values]
     out = [[new_dim(int(length)) for length in t.shape] for t in tensors]
+    found, batch = _batch(node, dims)
+    if isinstance(found, Independent):
+        for value, tensor, (dim, _) in zip(tensors, out, found.outputs, strict=True):
+            # The probe may have shrunk what shares the dim with the batch.
+            rest, left = divmod(int(value.shape[dim]), size(batch))
+            assert left == 0, (node, value.shape, dim)
+            tensor[dim] = _with_rest(batch, rest, node, dims)
+        text = f"{what}; samples are independent, as a probe found"
+    else:
+        text = f"{what}; {found.why}"
+    opaque[node.name] = text
     touched = [dim for n in node.all_input_nodes for t in dims.get(n, ()) for dim in t]
     touched += [dim for t in out for dim in t]
-    return OpDims(out, blocked=[(dim, reason) for dim in touched])
+    free = set(leaves(batch)) if isinstance(found, Independent) else set()
+    whole = [[factor for factor in resolve(dim) if factor not in free] for dim in touched]
+    return OpDims(out, blocked=[(dim, text) for dim in whole if dim])
+
+
+def _batch(node: torch.fx.Node, dims: KnownDims) -> tuple[Independent | Dependent, Product]:
+    """What a probe along the batch finds, and the batch's factor."""
+    places: dict[torch.fx.Node, Place] = {}
+    batch: Product = []
+    for n in node.all_input_nodes:
+        tensors = dims.get(n, [])
+        carried = [f for t in tensors for dim in t for f in leaves(dim) if f.hint == "batch"]
+        if not carried:
+            continue
+        found = [(i, dim) for i, dim in enumerate(tensors[0]) if _leads(dim)]
+        if len(tensors) != 1 or len(carried) != 1 or len(found) != 1:
+            return Dependent("the batch isn't the leading part of one dim of its input"), []
+        (position, dim), batch = found[0], carried
+        places[n] = position, math.prod(f.size for f in resolve(dim)[1:])
+    if not places:
+        return Dependent("its inputs don't carry the batch"), []
+    return probe(node, places), batch
+
+
+def _leads(dim: Product) -> bool:
+    factors = resolve(dim)
+    return bool(factors) and factors[0].hint == "batch"
+
+
+def _with_rest(batch: Product, rest: int, node: torch.fx.Node, dims: KnownDims) -> Product:
+    """The batch, or the batch times what shares its dim in an input."""
+    if rest == 1:
+        return list(batch)
+    inputs = [dim for n in node.all_input_nodes for dim in dims[n][0] if _leads(dim)]
+    for dim in inputs:
+        if math.prod(f.size for f in resolve(dim)[1:]) == rest:
+            return dim
+    return [*batch, *new_dim(rest)]

@@ -65,7 +65,7 @@ def _walk(
             first = values[0] if isinstance(values, (list, tuple)) else values
             grad = (
                 any(n.name in flags.needs_grad for n in inputs)
-                and first.is_floating_point()
+                and (first.is_floating_point() or first.is_complex())
                 and op_name(node) not in NO_GRADIENT
             )
             batch = any(n.name in flags.from_batch for n in inputs)

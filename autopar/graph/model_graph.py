@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch.fx
 
 from autopar.capture.captured import Capture, CapturedGraph, Layer, ParamMeta
+from autopar.capture.price import OpaqueWork
 from autopar.graph.factors import DimExpr
 from autopar.plugin import Region
 
@@ -46,6 +47,10 @@ class Op:
     contracted: frozenset[str]
     closed: frozenset[str]
     unlowered: Mapping[str, str]
+    opaque: str = ""
+    """What can't be analysed about it: it has no rule, or is used in a way that none covers."""
+    work: OpaqueWork | None = None
+    """What an opaque op does; None where nobody knows."""
 
 
 @dataclass(frozen=True)

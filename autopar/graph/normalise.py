@@ -85,6 +85,7 @@ def insert(
     with fake.fake_mode, torch.no_grad():
         node.meta["val"] = target(*values, **kwargs)
     node.meta["nn_module_stack"] = like.meta.get("nn_module_stack", {})
+    node.meta["stack_trace"] = like.meta.get("stack_trace")
     return node
 
 

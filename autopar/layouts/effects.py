@@ -3,12 +3,14 @@ whole graph's, never a new trace; what they cost in seconds is the cost models' 
 
 import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Literal
 
 import torch
 
+from autopar.capture.source_line import source_line
 from autopar.errors import AutoparError
-from autopar.graph.factors import Cat, DimExpr, Leaf
+from autopar.graph.factors import Cat, DimExpr, Leaf, expr_leaves
 from autopar.graph.model_graph import Block, Op, SavedTensor
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
@@ -39,12 +41,10 @@ def compute_effects(
 ) -> Iterator[Compute]:
     """The forward and backward of one op on one rank, one microbatch. An input op has no typing."""
     node = op.node
-    kind = COST_CLASS.get(op.kind)
-    if kind is None:
-        raise AutoparError(
-            f"the op {node.target} ({node.name}, in {block.name}) has no cost class; "
-            "no plan can be priced with it"
-        )
+    if op.opaque:
+        yield from _opaque_effects(block, op, typing, setting)
+        return
+    kind = COST_CLASS[op.kind]
     value = block.values.get(node.name)
     if kind == "view" or value is None:
         yield Compute("view", 0, 0, "float32", "forward")
@@ -56,6 +56,46 @@ def compute_effects(
     if value.needs_grad:
         # Two products for a contraction's backward; about twice the traffic for the others.
         yield Compute(kind, 2 * flops, 2 * moved, dtype, "backward")
+
+
+def _opaque_effects(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting
+) -> Iterator[Compute]:
+    node, work = op.node, op.work
+    if work is None:
+        raise AutoparError(
+            f"the op {node.target} ({node.name}, in {block.name}) at {source_line(node)} has no "
+            "price: it isn't torch's own and has no flop formula. Give it one with "
+            "torch.utils.flop_counter.register_flop_formula before compiling"
+        )
+    share = batch_share(block, op, typing, setting)
+    values = node.meta["val"]
+    first = values[0] if isinstance(values, (list, tuple)) else values
+    dtype = str(first.dtype).removeprefix("torch.")
+    yield Compute("opaque", int(work.flops * share), int(work.bytes * share), dtype, "forward")
+    made = [
+        block.values[n] for n in (node.name, *(u.name for u in node.users)) if n in block.values
+    ]
+    if any(value.needs_grad for value in made):
+        flops, moved = int(work.backward_flops * share), int(work.backward_bytes * share)
+        yield Compute("opaque", flops, moved, dtype, "backward")
+
+
+def batch_share(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> Fraction:
+    """The share of the global batch that one rank runs at a time through an op that is proportional
+    to it; 1 for an op that takes no samples."""
+    for n in op.node.all_input_nodes:
+        value = block.values.get(n.name)
+        leaf = next(
+            (leaf for expr in value.dims for leaf in expr_leaves(expr) if leaf.name == "batch")
+            if value is not None
+            else iter(()),
+            None,
+        )
+        if leaf is not None:
+            layout = layout_in(block, typing, n.name, setting)
+            return Fraction(setting.local_length((leaf,), layout), leaf.size)
+    return Fraction(1)
 
 
 def closing_collectives(
@@ -146,6 +186,10 @@ def saved_bytes(block: Block, typing: RegionTyping, setting: Setting) -> int:
         op_typing = typing.ops.get(saved.op)
         if op_typing is None:
             continue
+        if saved.value is None and block.ops[saved.op].opaque:
+            share = batch_share(block, block.ops[saved.op], op_typing, setting)
+            inside += int(math.prod(saved.shape) * saved.item_bytes * share)
+            continue
         if saved.value is None:
             inside += _internal_bytes(block, saved, op_typing, setting)
         elif not block.is_weight(saved.value):
@@ -153,6 +197,12 @@ def saved_bytes(block: Block, typing: RegionTyping, setting: Setting) -> int:
             value = block.values[saved.value]
             key = (saved.value, layout)
             kept[key] = setting.local_numel(value.dims, layout) * value.item_bytes
+    for name, op_typing in typing.ops.items():
+        work = block.ops[name].work
+        if work is not None:
+            inside += int(
+                work.saved_bytes * batch_share(block, block.ops[name], op_typing, setting)
+            )
     return inside + sum(kept.values())
 
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 from autopar.batch_spec import BatchSpec
+from autopar.capture.source_line import source_line
 from autopar.cluster import ClusterSpec, describe_cluster
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.program import Program
@@ -34,7 +35,7 @@ def decide(
     tokens = tokens_of(model)
     books = account(found.program, found.prices, options.state_ratio, tokens)
     setting = found.program.setting
-    notes = assumptions + model.capture.notes
+    notes = assumptions + model.capture.notes + opaque_prices(model)
     if found.inseparable is not None:
         notes += (f"only one microbatch: {found.inseparable}",)
     return Plan(
@@ -64,6 +65,18 @@ def opaque_ops(model: ModelGraph) -> tuple[str, ...]:
     return tuple(
         f"{block.name}: {reason}" for block in model.blocks for reason in block.opaque.values()
     )
+
+
+def opaque_prices(model: ModelGraph) -> tuple[str, ...]:
+    """How opaque ops are priced, which nothing measured."""
+    found: dict[str, None] = {}
+    for block in model.blocks:
+        for op in block.ops.values():
+            if op.opaque and op.work is not None:
+                how = "torch's flop formula" if op.work.flops else "the bytes it moves alone"
+                where = f"{op.node.target} at {source_line(op.node)}"
+                found[f"{where} has no rule: it is priced by {how}, its backward twice that"] = None
+    return tuple(found)
 
 
 def tokens_of(model: ModelGraph) -> int:
