@@ -75,4 +75,6 @@ class Capture:
     """Buffers that state dicts leave out (`persistent=False`)."""
     batch_leaves: tuple[str, ...]
     batch_spec: Any
+    batch_values: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Plain values of the batch, named like tensors: they are part of the graphs."""
     notes: tuple[str, ...] = field(default=())

@@ -57,6 +57,9 @@ def _follow_flat_weights(model: nn.Module, saved: list[tuple[dict[str, Any], str
             module.__dict__["_flat_weights"] = [getattr(module, name) for name in names]
 
 
+_CHECKPOINTING = "the model's own gradient checkpointing is off: the plan recomputes"
+
+
 @contextmanager
 def training_mode(model: nn.Module) -> Iterator[tuple[str, ...]]:
     """Train mode, no key-value cache and no checkpointing of the model's own; all restored.
@@ -72,14 +75,18 @@ def training_mode(model: nn.Module) -> Iterator[tuple[str, ...]]:
             setattr(owner, name, False)
 
     modes = [(module, module.training) for module in model.modules()]
+    off = [name or "the model" for name, module in model.named_modules() if not module.training]
+    if off:
+        more = f" and {len(off) - 1} more modules" if len(off) > 1 else ""
+        notes.append(f"training mode is compiled, though {off[0]}{more} came in eval mode")
     try:
         model.train()
         for module in model.modules():
             switch(getattr(module, "config", None), "use_cache")
             before = len(saved)
             switch(module, "gradient_checkpointing")
-            if len(saved) > before and not notes:
-                notes.append("the model's own gradient checkpointing is off: the plan recomputes")
+            if len(saved) > before and _CHECKPOINTING not in notes:
+                notes.append(_CHECKPOINTING)
         yield tuple(notes)
     finally:
         for owner, name, value in saved:

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from autopar.capture.clean import mutates
+from autopar.capture.functional import mutates
 
 Place = tuple[int, int]
 """A tensor's dim whose major factor is the batch, and the product of its other factors."""

@@ -19,7 +19,7 @@ from autopar.capture.find import Candidate, find_candidates, without_shared
 from autopar.capture.gradients import check_gradients, layer_nodes
 from autopar.capture.masks import simplify_block, simplify_skeleton, sites_of
 from autopar.capture.prune import pruned, without_unused_weights
-from autopar.capture.reference import Loss, tensor_leaves
+from autopar.capture.reference import Loss, plain_values, tensor_leaves
 from autopar.capture.stub import LayerCall, Recorder, stubbed
 from autopar.capture.unique import unique_blocks
 from autopar.errors import AutoparError
@@ -58,6 +58,7 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Capture:
         transient_buffers=_transient_buffers(model),
         batch_leaves=tuple(names),
         batch_spec=tensor_leaves(batch)[2],
+        batch_values=plain_values(batch),
         notes=(*notes, *shared, *refused, *causal),
     )
     return replace(result, notes=result.notes + check_gradients(result))

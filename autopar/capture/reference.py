@@ -105,6 +105,25 @@ def tensor_leaves(batch: Any) -> tuple[list[tuple[str, Tensor]], list[Any], Any]
     return named, [leaf for _, leaf in paths], spec
 
 
+def plain_values(batch: Any) -> dict[str, bool | int | float | str]:
+    """What a batch holds beside tensors, by the names that tensors would have; None is nothing.
+
+    Raises AutoparError for values that can't be part of a program.
+    """
+    found = {}
+    for path, leaf in pytree.tree_flatten_with_path(plain_batch(batch))[0]:
+        if leaf is None or isinstance(leaf, Tensor):
+            continue
+        name = "_".join(key_text(key) for key in path) or "batch"
+        if type(leaf) not in (bool, int, float, str):
+            raise AutoparError(
+                f"the batch's {name} is a {type(leaf).__name__}: a batch holds tensors, and bools,"
+                " numbers and strings, which become part of the program"
+            )
+        found[name if name.isidentifier() else f"batch_{name}"] = leaf
+    return found
+
+
 def key_text(key: Any) -> str:
     """One step of a pytree path as text: a dict's key, an index or an attribute."""
     return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", ""))))

@@ -265,7 +265,10 @@ def _facts(program: Program) -> list[str]:
         dtype = str(node.meta["val"].dtype).removeprefix("torch.")
         split = "batch" in _leaf_names(flow, placeholder)
         lines.append(f'    ("{leaf}", {shape_of(node)!r}, "{dtype}", {split}),')
-    return [*lines, ")"]
+    lines.append(")")
+    if capture.batch_values:
+        lines.append(f"VALUES = {dict(sorted(capture.batch_values.items()))!r}")
+    return lines
 
 
 def _groups(program: Program) -> list[str]:

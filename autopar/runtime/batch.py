@@ -17,7 +17,7 @@ def local_tensors(batch: Any, program: Program, device: torch.device) -> list[Te
 
     Errors: AutoparError where their number, a shape or a dtype is not what the program is for.
     """
-    leaves, _, inputs = _match(batch, program.inputs)
+    leaves, _, inputs = _match(batch, program)
     pieces = program.data_parallel_size
     by_name = {one.name: leaf for leaf, one in zip(leaves, inputs, strict=True) if one is not None}
     for one in program.inputs:
@@ -41,7 +41,7 @@ def shard_batch(batch: Any, program: Program, data_rank: int) -> Any:
 
     Errors: AutoparError where a shape or dtype is not what the program is for.
     """
-    leaves, spec, inputs = _match(batch, program.inputs)
+    leaves, spec, inputs = _match(batch, program)
     for position, one in enumerate(inputs):
         if one is not None:
             _check(leaves[position], one, one.shape, "of the global batch")
@@ -86,10 +86,11 @@ def check_peers(
             )
 
 
-def _match(batch: Any, inputs: tuple[Input, ...]) -> tuple[list[Any], Any, list[Input | None]]:
-    """The batch's leaves, its structure, and which input each leaf is (None: not a tensor).
+def _match(batch: Any, program: Program) -> tuple[list[Any], Any, list[Input | None]]:
+    """The batch's leaves, its structure, and which input each leaf is (None: not a tensor), by the
+    names that follow from the structure: a tuple isn't taken for a dict.
 
-    Tensors in a mapping are read by name, others in pytree order.
+    Errors: AutoparError for other tensors, and for other plain values than those compiled in.
     """
     if isinstance(batch, Mapping) and not isinstance(batch, dict):
         batch = dict(batch)  # Hugging Face's BatchEncoding is a leaf to pytree
@@ -97,16 +98,24 @@ def _match(batch: Any, inputs: tuple[Input, ...]) -> tuple[list[Any], Any, list[
     leaves = [leaf for _, leaf in paths]
     named = [_name(path) if isinstance(leaf, Tensor) else None for path, leaf in paths]
     given = [name for name in named if name is not None]
-    known = {one.name: one for one in inputs}
-    if len(given) != len(inputs) or (isinstance(batch, dict) and set(given) != known.keys()):
+    known = {one.name: one for one in program.inputs}
+    if sorted(given) != sorted(known):
         raise AutoparError(
-            f"The batch has {len(given)} tensors, the program takes {len(inputs)}: "
+            f"The batch has {len(given)} tensors, the program takes {len(known)}: "
             f"{', '.join(known)}; given: {', '.join(given) or 'none'}. Pass the same structure as "
             "to autopar.compile."
         )
-    if not isinstance(batch, dict):
-        rest = iter(known)
-        named = [next(rest) if isinstance(leaf, Tensor) else None for leaf in leaves]
+    values = {
+        _name(path): leaf
+        for path, leaf in paths
+        if leaf is not None and not isinstance(leaf, Tensor)
+    }
+    if values != program.values:
+        raise AutoparError(
+            f"The batch's values beside tensors are {values}; the program was compiled with "
+            f"{dict(program.values)}, which are part of it. Pass a value that changes as a tensor, "
+            "or compile again."
+        )
     return leaves, spec, [None if name is None else known[name] for name in named]
 
 

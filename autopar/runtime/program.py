@@ -4,7 +4,8 @@ import hashlib
 import linecache
 import math
 import types
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class Program:
     inputs: tuple[Input, ...]
     groups: tuple[tuple[str, ...], ...]
     """Sets of more than one axis that forward communicates over."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What the batch held beside tensors when it was compiled: part of the program."""
 
     @property
     def data_parallel_size(self) -> int:
@@ -63,7 +66,7 @@ def run_program(source: str) -> types.ModuleType:
 
 
 def read_program(module: types.ModuleType) -> Program:
-    """The facts that an emitted module states. GROUPS may be missing: then there are none."""
+    """The facts that an emitted module states. GROUPS and VALUES may be missing: there are none."""
     program = Program(
         module.MODEL,
         Mesh(tuple((name, int(size)) for name, size in module.MESH)),
@@ -75,6 +78,7 @@ def read_program(module: types.ModuleType) -> Program:
             for name, shape, dtype, split in module.INPUTS
         ),
         tuple(tuple(axes) for axes in getattr(module, "GROUPS", ())),
+        dict(getattr(module, "VALUES", {})),
     )
     pieces = program.data_parallel_size * program.microbatches
     for one in program.inputs:
