@@ -119,9 +119,9 @@ def _plugins(options: argparse.Namespace) -> None:
 def _presets(options: argparse.Namespace) -> None:
     for name in preset_names():
         preset = preset_info(name)
-        print(f"{name:<6} {preset.summary}  ({preset.date})")
+        print(f"{name:<12} {preset.summary}  ({preset.date})")
         for source in preset.sources:
-            print(f"       {source}")
+            print(f"             {source}")
 
 
 def _finish(compiled: Compiled, out: Path | None) -> None:

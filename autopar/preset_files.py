@@ -45,15 +45,15 @@ def preset_info(name: str) -> PresetInfo:
 
 
 def _sources(data: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(number, source), "device.memory_bytes" say; a link's go by the link's name."""
+    """(number, source), "device.memory_bytes" say; those in a list go by the entry's name."""
     if isinstance(data, Mapping) and "source" in data:
         yield ".".join(path), str(data["source"])
     elif isinstance(data, Mapping):
         for key, value in data.items():
             yield from _sources(value, (*path, key))
     elif isinstance(data, list):
-        for link in data:
-            yield from _sources(link, (str(link["name"]),))
+        for entry in data:
+            yield from _sources(entry, (*path[:-1], str(entry["name"])))
 
 
 def _folder() -> Traversable:

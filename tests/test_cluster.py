@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autopar.cluster import ClusterSpec, Device, Link, describe_cluster, resolve_cluster
+from autopar.cluster import ClusterSpec, Device, Fit, Link, describe_cluster, resolve_cluster
 from autopar.errors import AutoparError
 from autopar.preset_files import preset_info, preset_names, read_preset
 
@@ -40,7 +40,7 @@ def test_preset_string() -> None:
     assert dict(spec.device.flops_per_s)["bfloat16"] == 794.5e12
     assert [(link.name, link.devices) for link in spec.links] == [("nvlink", 8), ("network", 64)]
     assert spec.source == "preset h100"
-    assert spec.date == "2026-11-29"
+    assert spec.date == "2026-11-30"
 
 
 def test_levels_beyond_the_cluster_are_cut() -> None:
@@ -104,7 +104,10 @@ def test_numbers_may_carry_their_source() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("b200:8", "unknown preset 'b200': known are a100, cpu, h100"),
+        (
+            "b300:8",
+            "unknown preset 'b300': known are a100, a100_40gb, b200, cpu, full_mesh, gb200_nvl",
+        ),
         ("cpu", "preset 'cpu' needs a number of devices: 'cpu:4', say"),
         ("cpu:", "'cpu:': '' is no number of devices"),
         ("cpu:four", "'cpu:four': 'four' is no number of devices"),
@@ -160,6 +163,57 @@ def test_refused_files(tmp_path: Path, name: str, text: str, message: str) -> No
         resolve_cluster(tmp_path / name)
 
 
+# ---------------------------------------------------------------- topologies
+
+
+def linked(**fields: Any) -> dict[str, Any]:
+    """FULL with 8 devices on one link with these fields."""
+    link = {"name": "wire", "devices": "all", "latency_s": 1e-6, "bytes_per_s": 1e9, **fields}
+    return {**FULL, "links": [link]}
+
+
+def test_a_torus_is_as_even_as_its_devices_allow() -> None:
+    assert resolve_cluster("tpu_v5p:8960").links[0].shape == (16, 20, 28)
+    assert resolve_cluster("tpu_v5p:64").links[0].shape == (4, 4, 4)
+    assert resolve_cluster("tpu_v5p:32").links[0].shape == (2, 4, 4)
+    assert resolve_cluster("tpu_v5p:17920").links[-1] == Link("network", 17920, 1e-5, 6.25e9)
+    (link,) = resolve_cluster(linked(topology="torus", shape=[2, 4])).links
+    assert (link.topology, link.shape, link.wraps_from) == ("torus", (2, 4), 3)
+
+
+def test_what_a_link_was_measured_at() -> None:
+    fit = {"op": "all_reduce", "algorithm": "ring", "up_to_bytes": 1e6, "latency_s": 1e-6,
+           "bytes_per_s": 1e9}  # fmt: skip
+    (link,) = resolve_cluster(linked(fits=[fit])).links
+    assert link.fits == (Fit("all_reduce", "ring", 10**6, 1e-6, 1e9),)
+    assert resolve_cluster(describe_cluster(resolve_cluster(linked(fits=[fit])))).links == (link,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"topology": "star"}, "link wire: topology is 'star'; known are switch, mesh, torus"),
+        ({"topology": "torus"}, r"link wire: a torus of shape \[\] doesn't hold 8"),
+        ({"topology": "torus", "shape": [3, 3]}, r"shape \[3, 3\] doesn't hold 8"),
+        ({"topology": "torus", "shape": [-2, -4]}, "shape must be a positive integer, not -2"),
+        ({"topology": "torus", "shape": 8}, "shape must be a list of lengths, not 8"),
+        ({"topology": "torus", "shape": [8], "dimensions": 1}, "has both a shape and dimensions"),
+        ({"topology": "torus", "dimensions": 0}, "dimensions must be a positive integer, not 0"),
+        ({"shape": [8]}, "link wire has a shape, but its topology is 'switch'"),
+        ({"oversubscription": 0.5}, "oversubscription 0.5 must be 1 or more"),
+        ({"shared_efficiency": 2}, "shared_efficiency 2 at most 1"),
+        ({"wraps_from": 0}, "wraps_from must be a positive integer, not 0"),
+        ({"switch_bytes_per_s": 1e9}, "switch_latency_s must be a positive number, not 0"),
+        ({"protocols": {}}, "protocols must be a list"),
+        ({"protocols": [{"name": "LL"}]}, "link wire: protocols lacks 'call_s'"),
+        ({"fits": [{"speed": 1}]}, "link wire: fits has no 'speed': allowed are op, algorithm"),
+    ],
+)
+def test_refused_links(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(AutoparError, match=message):
+        resolve_cluster(linked(**fields))
+
+
 # ---------------------------------------------------------------- the presets
 
 
@@ -169,12 +223,26 @@ def numbers(data: Any, where: str = "") -> list[tuple[str, Any]]:
         return [found for key, value in data.items() for found in numbers(value, f"{where}.{key}")]
     if isinstance(data, list):
         return [found for i, value in enumerate(data) for found in numbers(value, f"{where}[{i}]")]
-    named = where.endswith((".name", ".summary", ".date", ".backend", ".devices"))
+    words = (".name", ".summary", ".date", ".backend", ".devices", ".topology", ".dimensions")
+    named = where.endswith(words)
     return [] if named else [(where, data)]
 
 
 def test_presets_are_listed() -> None:
-    assert preset_names() == ("a100", "cpu", "h100")
+    assert preset_names() == (
+        "a100",
+        "a100_40gb",
+        "b200",
+        "cpu",
+        "full_mesh",
+        "gb200_nvl72",
+        "h100",
+        "h200",
+        "h800",
+        "mi300x",
+        "tpu_v5p",
+        "v100",
+    )
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -190,7 +258,7 @@ def test_preset_is_well_formed(name: str) -> None:
         assert number["date"] <= preset["date"], where
         assert isinstance(number["verified"], bool), where
     spec = resolve_cluster(f"{name}:16")
-    assert {"float32", "float64", "bfloat16", "float16"} <= dict(spec.device.flops_per_s).keys()
+    assert {"float32", "bfloat16"} <= dict(spec.device.flops_per_s).keys()
     assert 0 <= spec.device.overhead_bytes < spec.device.memory_bytes
     assert spec.links[-1].devices == 16
 
