@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import ClusterSpec, Device, Fit, Link, Protocol
+from autopar.cluster import ClusterSpec, Device, Fit, Link, Protocol, resolve_cluster
 from autopar.cost_models.collective_algorithms import ranks, with_below
 from autopar.cost_models.collective_libraries import ALGORITHMS, LIBRARIES
 from autopar.cost_models.collectives import CollectiveCost, cheapest
@@ -368,3 +368,26 @@ def test_measured_links() -> None:
     assert price("all_gather", 1001, spec)[0] == pytest.approx(3 * (2e-6 + 250 / 5e8))
     # An op that wasn't measured goes by the link.
     assert price("broadcast", 800, spec)[0] == pytest.approx(2 * (A + 800 / W))
+
+
+# ---------------------------------------------------------------- what others measured
+
+
+H100_ALL_REDUCE_US = {
+    8: 13.67, 1024: 16.94, 2**15: 19.33, 2**18: 20.43, 2**19: 20.66, 2**20: 27.37, 2**21: 42.21,
+    2**22: 54.19, 2**23: 83.04, 2**24: 123.8, 2**25: 199.3, 2**26: 324.7, 2**27: 586.4,
+    2**28: 1112.5, 2**29: 2151.0, 2**30: 4029.4, 2**32: 15749.0, 2**34: 62648.0,
+}  # fmt: skip
+"""nccl-tests on a DGX H100 by bytes: NVIDIA/dgxc-benchmarking, nccl/README.md. The preset's rate of
+reduction in the switch is from the last row, everything else from NCCL's source."""
+
+
+def test_the_preset_against_nccl_tests() -> None:
+    spec, mesh = resolve_cluster("h100:8"), Mesh((("tp", 8),))
+    errors = []
+    for nbytes, measured_us in H100_ALL_REDUCE_US.items():
+        effect = Collective("all_reduce", nbytes, (mesh.part("tp"),), "forward", "step", "x")
+        predicted_us = 1e6 * CollectiveCost().cost(effect, mesh, spec)
+        errors.append(abs(predicted_us / measured_us - 1))
+    assert sum(errors) / len(errors) < 0.12
+    assert max(errors) < 0.27
