@@ -115,10 +115,26 @@ MODELS: dict[str, Callable[[], Job]] = {"gpt2": gpt2, "llama": llama, "mlp": cla
 @contextlib.contextmanager
 def float32_raised() -> Iterator[None]:
     """Casts to float32 go to float64 instead, so that what models compute in float32 (losses,
-    norms) doesn't hide an error below 1e-7."""
-    plain = torch.Tensor.float
+    norms, routers) doesn't hide an error below 1e-7."""
+
+    def raised(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            both = torch.utils._pytree.tree_map(_raised, (args, kwargs))
+            return function(*both[0], **both[1])
+
+        return call
+
+    plain = (torch.Tensor.float, torch.Tensor.to, nn.functional.softmax)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    torch.Tensor.to = raised(plain[1])  # type: ignore[method-assign]
+    nn.functional.softmax = raised(plain[2])
     try:
         yield
     finally:
-        torch.Tensor.float = plain  # type: ignore[method-assign]
+        torch.Tensor.float = plain[0]  # type: ignore[method-assign]
+        torch.Tensor.to = plain[1]  # type: ignore[method-assign]
+        nn.functional.softmax = plain[2]
+
+
+def _raised(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

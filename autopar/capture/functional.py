@@ -166,7 +166,7 @@ def _joined(graph: Graph, view: Node, whole: Node, part: Node) -> Node:
         dims = view.args[1:] if kind is _ATEN.transpose else (0, 1)
         return _call(graph, _ATEN.transpose.int, (part, *dims), part, view)
     if kind is _ATEN.permute:
-        order = [d % value.dim() for d in view.args[1]]  # type: ignore[union-attr, operator]
+        order = [d % value.dim() for d in view.args[1]]  # type: ignore[union-attr]
         inverse = [order.index(i) for i in range(len(order))]
         return _call(graph, _ATEN.permute.default, (part, inverse), part, view)
     if kind is _ATEN.unsqueeze:

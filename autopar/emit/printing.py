@@ -254,12 +254,12 @@ class Printer:
     def _op_embedding(self, node: torch.fx.Node) -> str:
         args = arguments(node)
         words = [self._arg(node, args["indices"]), self._arg(node, args["weight"])]
+        padded = args["padding_idx"] not in (None, -1)
+        padding = [f"padding_idx={args['padding_idx']}"] if padded else []
         axes = self.scope.split_axes(node, args["weight"], 0)
         if axes:
-            return f"vocab_embedding({', '.join(words)}, {self._axis(axes)})"
-        if args["padding_idx"] not in (None, -1):
-            words.append(f"padding_idx={args['padding_idx']}")
-        return f"F.embedding({', '.join(words)})"
+            return f"vocab_embedding({', '.join([*words, self._axis(axes), *padding])})"
+        return f"F.embedding({', '.join([*words, *padding])})"
 
     # ---- reductions and views
 

@@ -1,6 +1,7 @@
 """Capture → ModelGraph: named dims over all blocks at once, regions within each."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch.fx
@@ -10,9 +11,9 @@ from autopar.capture.price import op_work
 from autopar.capture.saved import saved_tensors
 from autopar.errors import AutoparError
 from autopar.graph.batch_mixing import batch_sums
-from autopar.graph.dims import BlockDims, join_inputs, read_dims
+from autopar.graph.dims import BlockDims, broken_cuts, is_cut, join_inputs, read_dims
 from autopar.graph.factors import Factor, find, freeze, leaves, resolve, set_hint, size, unify
-from autopar.graph.flags import Flags, read_flags
+from autopar.graph.flags import Flags, read_flags, repeated_constants
 from autopar.graph.model_graph import Block, ModelGraph, Op, SavedTensor, Value
 from autopar.graph.normalise import is_prologue_only, normalise
 from autopar.graph.ops import class_of, is_tensor, op_name
@@ -28,22 +29,13 @@ def analyse(capture: Capture) -> ModelGraph:
     graphs = [normalise(g.graph) for g in (capture.skeleton, *capture.blocks)]
     captured = [capture.skeleton, *capture.blocks]
     block_of = {layer.path: layer.block + 1 for layer in capture.layers}
-    dims: list[BlockDims | None] = [None] * len(graphs)
-
-    def enter(path: str, given: Sequence[Dims]) -> BlockDims:
-        """The block of a layer, read at its first call, when its inputs' dims are known."""
-        index = block_of[path]
-        found = dims[index]
-        if found is None:
-            found = read_dims(graphs[index][0], None, lambda known: join_inputs(known, given))
-            dims[index] = found
-        return found
-
-    dims[0] = read_dims(graphs[0][0], enter, _batch_hook(capture))
     batch_size = _batch_size(capture)
-    known = [d for d in dims if d is not None]
-    assert len(known) == len(graphs), "a block that the skeleton doesn't call"
     flags = read_flags(capture, [g for g, _ in graphs], block_of)
+    known = _read_all(capture, [g for g, _ in graphs], flags, block_of)
+    repeated = [
+        repeated_constants(graph, known[i], flags[i]) for i, (graph, _) in enumerate(graphs)
+    ]
+    flags = read_flags(capture, [g for g, _ in graphs], block_of, repeated)
     mixing: dict[str, str] = {}
     for i, (graph, counts) in enumerate(graphs):
         all_counts, mixed = batch_sums(graph, known[i], flags[i], counts, i == 0)
@@ -60,6 +52,62 @@ def analyse(capture: Capture) -> ModelGraph:
     )
     layers = tuple(replace(layer, block=layer.block + 1) for layer in capture.layers)
     return ModelGraph(capture, blocks, layers, batch_size, tuple(mixing.values()))
+
+
+def _read_all(
+    capture: Capture,
+    graphs: list[torch.fx.Graph],
+    flags: list[Flags],
+    block_of: Mapping[str, int],
+) -> list[BlockDims]:
+    """The dims of every graph.
+
+    A batch or a sequence of which a part is taken, or which is put together, (class tokens, shifted
+    labels) is no concatenation everywhere: there the trace is broken, and all is read again."""
+    untraced = [_cut_inputs(g, f) for g, f in zip(graphs, flags, strict=True)]
+    while True:
+        known = _read_once(capture, graphs, block_of, untraced)
+        more = [broken_cuts(d) - names for d, names in zip(known, untraced, strict=True)]
+        if not any(more):
+            return known
+        for names, found in zip(untraced, more, strict=True):
+            names |= found
+
+
+def _read_once(
+    capture: Capture,
+    graphs: list[torch.fx.Graph],
+    block_of: Mapping[str, int],
+    untraced: list[set[str]],
+) -> list[BlockDims]:
+    dims: list[BlockDims | None] = [None] * len(graphs)
+
+    def enter(path: str, given: Sequence[Dims]) -> BlockDims:
+        """The block of a layer, read at its first call, when its inputs' dims are known."""
+        index = block_of[path]
+        found = dims[index]
+        if found is None:
+            hook = functools.partial(join_inputs, given=given)
+            found = read_dims(graphs[index], None, hook, untraced[index])
+            dims[index] = found
+        return found
+
+    dims[0] = read_dims(graphs[0], enter, _batch_hook(capture), untraced[0])
+    known = [d for d in dims if d is not None]
+    assert len(known) == len(graphs), "a block that the skeleton doesn't call"
+    return known
+
+
+def _cut_inputs(graph: torch.fx.Graph, flags: Flags) -> set[str]:
+    """Concatenations and cuts of what is computed from the batch without a gradient."""
+    return {
+        node.name
+        for node in graph.nodes
+        if node.op == "call_function"
+        and is_cut(node)
+        and node.name in flags.from_batch
+        and node.name not in flags.needs_grad
+    }
 
 
 def _batch_size(capture: Capture) -> int:

@@ -5,7 +5,7 @@ probe finds that the op treats samples one by one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,8 @@ import torch.fx
 from autopar.capture.probe import Dependent, Independent, Place, probe
 from autopar.capture.source_line import source_line
 from autopar.graph.factors import FactorError, Product, leaves, new_dim, resolve, size, unify
-from autopar.graph.ops import class_of, op_name, shape_of
-from autopar.graph.rules import RULES, Dims, OpDims
+from autopar.graph.ops import arguments, class_of, op_name, shape_of
+from autopar.graph.rules import RULES, Dims, OpDims, untraced_cut
 
 KnownDims = dict[torch.fx.Node, list[Dims]]
 
@@ -40,9 +40,11 @@ def read_dims(
     graph: torch.fx.Graph,
     enter: Enter | None = None,
     start: Callable[[KnownDims], None] | None = None,
+    untraced: Collection[str] = (),
 ) -> BlockDims:
     """Dims of every node. `enter` gives the blocks that the skeleton's layer calls run; their
-    boundary dims are joined with the skeleton's. `start` sees the placeholders' dims first."""
+    boundary dims are joined with the skeleton's. `start` sees the placeholders' dims first.
+    `untraced`: concatenations and cuts whose result along that dim is a dim of its own."""
     dims: KnownDims = {}
     ops: dict[torch.fx.Node, OpDims] = {}
     opaque: dict[str, str] = {}
@@ -53,7 +55,8 @@ def read_dims(
         start(dims)
     for node in graph.nodes:
         if node.op == "call_function":
-            ops[node] = _apply(node, dims, enter, opaque)
+            whole = node.name in untraced
+            ops[node] = untraced_cut(node, dims) if whole else _apply(node, dims, enter, opaque)
             dims[node] = ops[node].out
     result = next(n for n in reversed(graph.nodes) if n.op == "output")
     placeholders = tuple(n for n in graph.nodes if n.op == "placeholder")
@@ -145,3 +148,27 @@ def _with_rest(batch: Product, rest: int, node: torch.fx.Node, dims: KnownDims) 
         if math.prod(f.size for f in resolve(dim)[1:]) == rest:
             return dim
     return [*batch, *new_dim(rest)]
+
+
+def is_cut(node: torch.fx.Node) -> bool:
+    """Whether an op concatenates along a dim or takes a part of one."""
+    return op_name(node) in ("cat", "slice", "split", "split_with_sizes", "chunk")
+
+
+def broken_cuts(known: BlockDims) -> set[str]:
+    """The concatenations and cuts that make a batch or a sequence a concatenation of segments."""
+    found = set()
+    for node, info in known.ops.items():
+        if not is_cut(node):
+            continue
+        args = arguments(node)
+        given = args["tensors"] if op_name(node) == "cat" else [args["self"]]
+        dim = args["dim"] % len(shape_of(given[0]))
+        around = [known.dims[n][0][dim] for n in given] + [out[dim] for out in info.out]
+        if any(_segmented(one) for one in around):
+            found.add(node.name)
+    return found
+
+
+def _segmented(dim: Product) -> bool:
+    return any(f.segments is not None and f.hint in ("batch", "sequence") for f in resolve(dim))

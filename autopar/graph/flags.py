@@ -1,13 +1,15 @@
 """Which tensors carry a gradient, and which are computed from the batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.fx
 
 from autopar.capture.captured import Capture
-from autopar.graph.ops import class_of, op_name
+from autopar.graph.dims import BlockDims
+from autopar.graph.factors import leaves
+from autopar.graph.ops import arguments, class_of, is_tensor, op_name, shape_of
 
 
 @dataclass
@@ -26,11 +28,14 @@ NO_GRADIENT = frozenset({"zeros_like", "ones_like", "full_like", "detach"})
 
 
 def read_flags(
-    capture: Capture, graphs: list[torch.fx.Graph], block_of: Mapping[str, int]
+    capture: Capture,
+    graphs: list[torch.fx.Graph],
+    block_of: Mapping[str, int],
+    repeated: Sequence[set[str]] | None = None,
 ) -> list[Flags]:
     """Flags of the skeleton (first) and of each block; a block's inputs take the union over its
-    calls."""
-    all_flags = [Flags() for _ in graphs]
+    calls. `repeated`: constants that repeat along the batch, which are made for a rank's share."""
+    all_flags = [Flags(set(), set(names)) for names in repeated or [set() for _ in graphs]]
     trainable = {name for p in capture.params if p.trainable for name in p.names}
     for i, block in enumerate((capture.skeleton, *capture.blocks)):
         prefix = "" if i == 0 else _prefix(capture, i - 1)
@@ -90,3 +95,25 @@ def _enter(
     _walk(graph, flags, [], [], {})
     outputs = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
     return [(o.name in flags.needs_grad, o.name in flags.from_batch) for o in outputs]
+
+
+REPEATS = frozenset({"expand", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like"})
+
+
+def repeated_constants(graph: torch.fx.Graph, known: BlockDims, flags: Flags) -> set[str]:
+    """Values that depend on no input and are the same for every sample, by how they are made: a
+    rank makes only as many of them as it has samples."""
+    found = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or node.name in flags.from_batch | flags.needs_grad:
+            continue
+        if not is_tensor(node) or op_name(node) not in REPEATS:
+            continue
+        batch = [any(f.hint == "batch" for f in leaves(dim)) for dim in known.dims[node][0]]
+        source = arguments(node).get("self")
+        if isinstance(source, torch.fx.Node):
+            before = (1,) * (len(batch) - len(shape_of(source))) + shape_of(source)
+            batch = [b and length == 1 for b, length in zip(batch, before, strict=True)]
+        if any(batch):
+            found.add(node.name)
+    return found

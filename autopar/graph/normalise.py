@@ -96,6 +96,10 @@ def _plain_form(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         _mean_by_sum(graph, node)
     elif _named(node, "expand_as", "numpy_T"):
         _plain_view(graph, node)
+    elif node.target in (aten.min.other, aten.max.other):
+        node.target = aten.minimum.default if op_name(node) == "min" else aten.maximum.default
+    elif _named(node, "new_zeros", "new_ones", "new_full", "new_empty"):
+        _plain_constant(graph, node)
 
 
 def _without_broadcast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -108,6 +112,18 @@ def _without_broadcast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
             operand = insert(graph, user, aten.expand.default, (operand, shape), user)
         user.replace_all_uses_with(operand)
         graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _plain_constant(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """new_zeros and the like depend on no values."""
+    value = {"new_zeros": 0, "new_ones": 1, "new_empty": 0}.get(op_name(node))
+    fill = arguments(node)["fill_value"] if value is None else value
+    shape, made = list(shape_of(node)), node.meta["val"]
+    with graph.inserting_before(node):
+        other = graph.call_function(aten.full.default, (shape, fill), {"dtype": made.dtype})
+    other.meta = dict(node.meta)
+    node.replace_all_uses_with(other)
     graph.erase_node(node)
 
 

@@ -207,6 +207,10 @@ def _has_grad_outputs(node: torch.fx.Node, flags: Flags) -> bool:
     )
 
 
+ATTENTION_OWN = frozenset({"heads", "kv_heads", "query_group"})
+"""Hints of dims that attention splits even where they cross a block's boundary (biases by head)."""
+
+
 def _external(regions: BlockRegions) -> set[Factor]:
     known, out = regions.known, set()
     for node in known.inputs:
@@ -217,7 +221,7 @@ def _external(regions: BlockRegions) -> set[Factor]:
     for node in known.ops:
         if class_of(op_name(node)) == "layer":
             out |= set(regions.carried(node))
-    return out
+    return {leaf for leaf in out if leaf.hint not in ATTENTION_OWN}
 
 
 def _internal_regions(regions: BlockRegions, ops: list[torch.fx.Node]) -> list[Internal]:

@@ -170,10 +170,7 @@ def embedding(node: torch.fx.Node, known: Known) -> OpDims:
     weight, indices = _dims(known, args["weight"]), _dims(known, args["indices"])
     set_hint(weight[0], "vocab")
     set_hint(weight[1], "hidden")
-    unlowered = []
-    if args["padding_idx"] not in (None, -1):
-        unlowered = [(weight[0], "a look-up with padding_idx in a split table can't be emitted")]
-    return OpDims([[*indices, weight[1]]], contract=[weight[0]], unlowered=unlowered)
+    return OpDims([[*indices, weight[1]]], contract=[weight[0]])
 
 
 def loss(node: torch.fx.Node, known: Known) -> OpDims:
@@ -290,6 +287,21 @@ def concat_split(node: torch.fx.Node, known: Known) -> OpDims:
     sizes = [int(value.shape[dim]) for value in node.meta["val"]]
     segments = cut(x[dim], sizes)
     return OpDims([[*x[:dim], segment, *x[dim + 1 :]] for segment in segments])
+
+
+def untraced_cut(node: torch.fx.Node, known: Known) -> OpDims:
+    """A concatenation or a cut along a dim that must be whole for it: what comes out is a dim of
+    its own, so that what goes in stays one dim everywhere else."""
+    args, name = arguments(node), op_name(node)
+    operands = [_dims(known, n) for n in (args["tensors"] if name == "cat" else [args["self"]])]
+    dim = args["dim"] % len(operands[0])
+    rest = broadcast([[e for i, e in enumerate(dims) if i != dim] for dims in operands])
+    value = node.meta["val"]
+    results = value if isinstance(value, (list, tuple)) else [value]
+    why = "it is put together here" if name == "cat" else "a part of it is taken"
+    blocked = [(dims[dim], why) for dims in operands]
+    out = [[*rest[:dim], new_dim(int(r.shape[dim])), *rest[dim:]] for r in results]
+    return OpDims(out, blocked=[*blocked, *((dims[dim], why) for dims in out)])
 
 
 def _bounds(start: int | None, end: int | None, whole: int) -> tuple[int, int]:

@@ -10,14 +10,19 @@ from torch import Tensor
 from autopar.runtime.process_mesh import Group
 
 
-def vocab_embedding(indices: Tensor, weight: Tensor, axis: Group) -> Tensor:
+def vocab_embedding(
+    indices: Tensor, weight: Tensor, axis: Group, padding_idx: int | None = None
+) -> Tensor:
     """Rows of a table of which this rank holds a contiguous part: a partial sum over the axis.
 
     `indices` [...] into the whole table, `weight` [rows / n, width]; the result is [..., width],
-    zero where another rank holds the row.
+    zero where another rank holds the row. The row `padding_idx` gets no gradient.
     """
     local, mine = _local(indices, len(weight), axis)
-    return F.embedding(local, weight) * mine.unsqueeze(-1)
+    if padding_idx is not None:
+        mine_padded = padding_idx - axis.rank * len(weight)
+        padding_idx = mine_padded if 0 <= mine_padded < len(weight) else None
+    return F.embedding(local, weight, padding_idx) * mine.unsqueeze(-1)
 
 
 def vocab_cross_entropy(
