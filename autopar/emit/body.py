@@ -12,6 +12,7 @@ from autopar.emit.names import Lengths, Names, wish
 from autopar.emit.printing import Printer, atom, segment_bounds
 from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import arguments, class_of, op_name, shape_of
+from autopar.graph.rules.shapes import slice_bounds
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Layout
 from autopar.layouts.typing import input_layout
@@ -76,9 +77,7 @@ class Body:
         source = args["self"]
         dim = args["dim"] % len(shape_of(source))
         whole = shape_of(source)[dim]
-        start, stop = args["start"] or 0, args["end"]
-        stop = whole if stop is None else min(stop, whole)
-        start, stop = start % whole if start < 0 else start, stop % whole if stop < 0 else stop
+        start, stop = slice_bounds(args, whole)
         layout, setting = self.flow.need(node, source.name), self.flow.setting
 
         def local(expr: DimExpr) -> int:
@@ -94,6 +93,17 @@ class Body:
     def is_opaque(self, node: torch.fx.Node) -> bool:
         """Whether the op runs as it was captured, with its literal arguments."""
         return bool(self.block.ops[node.name].opaque)
+
+    def local_shape(self, node: torch.fx.Node, source: torch.fx.Node) -> tuple[int, ...]:
+        """The local shape of an input as the op takes it."""
+        dims = self.block.values[source.name].dims
+        return self.flow.setting.local_shape(dims, self.flow.need(node, source.name))
+
+    def local_out(self, node: torch.fx.Node) -> tuple[int, ...]:
+        """The local shape of the op's result."""
+        return self.flow.setting.local_shape(
+            self.block.values[node.name].dims, self.made(node.name)
+        )
 
     # ---- values
 

@@ -38,6 +38,7 @@ RUNTIME = (
     "shard_fully",
     "shard_state",
     "split",
+    "sync_batch_norm",
     "unshard",
     "vocab_cross_entropy",
     "vocab_embedding",

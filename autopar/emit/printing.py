@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 import torch.fx
 
+from autopar.emit import channels, functions
+from autopar.emit.functions import CALLS, call_text
 from autopar.graph.factors import Cat, Leaf
 from autopar.graph.ops import arguments, op_name, shape_of
 
@@ -32,6 +34,12 @@ class Scope(Protocol):
 
     def is_opaque(self, node: torch.fx.Node) -> bool:
         """Whether the op runs as it was captured."""
+
+    def local_shape(self, node: torch.fx.Node, source: torch.fx.Node) -> tuple[int, ...]:
+        """The local shape of an input as the op takes it."""
+
+    def local_out(self, node: torch.fx.Node) -> tuple[int, ...]:
+        """The local shape of the op's result."""
 
 
 def is_primary(text: str) -> bool:
@@ -58,12 +66,14 @@ BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floor_divide": "//", 
           "gt": ">", "le": "<=", "ge": ">=", "eq": "==", "ne": "!=", "matmul": "@", "mm": "@",
           "bmm": "@", "bitwise_and": "&", "bitwise_or": "|"}  # fmt: skip
 TORCH_UNARY = "tanh rsqrt sqrt exp log sigmoid abs cos sin erf logical_not zeros_like ones_like"
-FUNCTIONAL_UNARY = "relu silu softplus elu leaky_relu"
 LOSSES = {"cross_entropy_loss": "cross_entropy", "nll_loss": "nll_loss", "mse_loss": "mse_loss",
           "l1_loss": "l1_loss",
     "smooth_l1_loss": "smooth_l1_loss",
     "huber_loss": "huber_loss",
           "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits"}  # fmt: skip
+
+
+FORMS = {**channels.FORMS, **functions.FORMS}
 
 
 class Printer:
@@ -81,27 +91,29 @@ class Printer:
             return self._binary(node, BINARY[name])
         if name in TORCH_UNARY.split():
             return f"torch.{name}({self._self(node)})"
-        if name in FUNCTIONAL_UNARY.split():
-            return f"F.{name}({self._self(node)})"
         if name in LOSSES:
             return self._loss(node, LOSSES[name])
         method: Callable[[torch.fx.Node], str] | None = getattr(self, f"_op_{name}", None)
-        return method(node) if method else self._generic(node)
+        if method is not None:
+            return method(node)
+        form = FORMS.get(name) or (call_text if name in CALLS else None)
+        return form(self, node) if form is not None else self._generic(node)
 
     # ---- helpers
 
-    def _arg(self, node: torch.fx.Node, value: Any) -> str:
+    def arg(self, node: torch.fx.Node, value: Any) -> str:
+        """An argument's text: a tensor as the op takes it, a list of such, a number."""
         if isinstance(value, torch.fx.Node):
             return self.scope.operand(node, value)
         if isinstance(value, (list, tuple)):
-            return "[" + ", ".join(self._arg(node, v) for v in value) + "]"
+            return "[" + ", ".join(self.arg(node, v) for v in value) + "]"
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         return repr(value)
 
     def _self(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        return self._arg(node, args.get("self", args.get("input")))
+        return self.arg(node, args.get("self", args.get("input")))
 
     def _on(self, node: torch.fx.Node) -> str:
         return receiver(self._self(node))
@@ -110,36 +122,36 @@ class Printer:
         args = arguments(node)
         other = args["other"] if "other" in args else args["mat2"]
         alpha = args.get("alpha", 1)
-        right = atom(self._arg(node, other))
+        right = atom(self.arg(node, other))
         if alpha != 1:
             right = f"{alpha} * {right}"
         if args.get("rounding_mode"):
             return (
-                f"torch.div({self._self(node)}, {self._arg(node, other)}, "
+                f"torch.div({self._self(node)}, {self.arg(node, other)}, "
                 f"rounding_mode={args['rounding_mode']!r})"
             )
         return f"{atom(self._self(node))} {sign} {right}"
 
     def _generic(self, node: torch.fx.Node) -> str:
-        args = [self._arg(node, a) for a in node.args]
-        args += [f"{k}={self._arg(node, v)}" for k, v in node.kwargs.items() if k != "device"]
+        args = [self.arg(node, a) for a in node.args]
+        args += [f"{k}={self.arg(node, v)}" for k, v in node.kwargs.items() if k != "device"]
         return f"torch.ops.{node.target}({', '.join(args)})"
 
     def _loss(self, node: torch.fx.Node, function: str) -> str:
         args = arguments(node)
-        words = [self._self(node), self._arg(node, args["target"])]
+        words = [self._self(node), self.arg(node, args["target"])]
         axes = (
             self.scope.split_axes(node, args["self"], -1) if args["self"].meta["val"].dim() else ()
         )
         if function == "cross_entropy" and axes:
-            words.append(self._axis(axes))
+            words.append(self.axis(axes))
             if args["ignore_index"] != -100:
                 words.append(f"ignore_index={args['ignore_index']}")
             return f"vocab_cross_entropy({', '.join(words)})"
         if args.get("weight") is not None:
-            words.append(f"weight={self._arg(node, args['weight'])}")
+            words.append(f"weight={self.arg(node, args['weight'])}")
         if args.get("pos_weight") is not None:
-            words.append(f"pos_weight={self._arg(node, args['pos_weight'])}")
+            words.append(f"pos_weight={self.arg(node, args['pos_weight'])}")
         for option in ("beta", "delta"):
             if args.get(option, 1.0) != 1.0:
                 words.append(f"{option}={args[option]}")
@@ -151,7 +163,8 @@ class Printer:
         return f'F.{function}({", ".join(words)}, reduction="sum")'
 
     @staticmethod
-    def _axis(axes: tuple[str, ...]) -> str:
+    def axis(axes: tuple[str, ...]) -> str:
+        """The keyword that passes a group of the mesh."""
         names = ", ".join(f'"{axis}"' for axis in axes)
         return f"axis=self.mesh[{names}]"
 
@@ -164,7 +177,7 @@ class Printer:
         return f"~{atom(self._self(node))}"
 
     def _op_pow(self, node: torch.fx.Node) -> str:
-        return f"{self._on(node)}.pow({self._arg(node, arguments(node)['exponent'])})"
+        return f"{self._on(node)}.pow({self.arg(node, arguments(node)['exponent'])})"
 
     def _op_gelu(self, node: torch.fx.Node) -> str:
         approximate = arguments(node)["approximate"]
@@ -193,23 +206,23 @@ class Printer:
 
     def _op_where(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        words = [self._arg(node, args[k]) for k in ("condition", "self", "other")]
+        words = [self.arg(node, args[k]) for k in ("condition", "self", "other")]
         return f"torch.where({', '.join(words)})"
 
     def _op_masked_fill(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        mask, value = self._arg(node, args["mask"]), self._arg(node, args["value"])
+        mask, value = self.arg(node, args["mask"]), self.arg(node, args["value"])
         return f"{self._on(node)}.masked_fill({mask}, {value})"
 
     def _op_rsub(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        return f"{atom(self._arg(node, args['other']))} - {atom(self._self(node))}"
+        return f"{atom(self.arg(node, args['other']))} - {atom(self._self(node))}"
 
     # ---- contraction, normalisation, attention
 
     def _op_linear(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        return f"F.linear({self._self(node)}, {self._arg(node, args['weight'])})"
+        return f"F.linear({self._self(node)}, {self.arg(node, args['weight'])})"
 
     def _op_layer_norm(self, node: torch.fx.Node) -> str:
         return self._norm(node, "layer_norm", ("weight", "bias"))
@@ -221,7 +234,7 @@ class Printer:
         args = arguments(node)
         sizes = self.scope.out_shape(node)[-len(args["normalized_shape"]) :]
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
-        words = [self._self(node), shape, *(self._arg(node, args[p]) for p in parameters)]
+        words = [self._self(node), shape, *(self.arg(node, args[p]) for p in parameters)]
         if args["eps"] is not None:
             words.append(f"eps={args['eps']}")
         return f"F.{function}({', '.join(words)})"
@@ -238,9 +251,9 @@ class Printer:
 
     def _op_scaled_dot_product_attention(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        words = [self._arg(node, args[k]) for k in ("query", "key", "value")]
+        words = [self.arg(node, args[k]) for k in ("query", "key", "value")]
         if args["attn_mask"] is not None:
-            words.append(f"attn_mask={self._arg(node, args['attn_mask'])}")
+            words.append(f"attn_mask={self.arg(node, args['attn_mask'])}")
         if args["dropout_p"]:
             words.append(f"dropout_p={args['dropout_p']} if self.training else 0.0")
         if args["is_causal"]:
@@ -253,12 +266,12 @@ class Printer:
 
     def _op_embedding(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        words = [self._arg(node, args["indices"]), self._arg(node, args["weight"])]
+        words = [self.arg(node, args["indices"]), self.arg(node, args["weight"])]
         padded = args["padding_idx"] not in (None, -1)
         padding = [f"padding_idx={args['padding_idx']}"] if padded else []
         axes = self.scope.split_axes(node, args["weight"], 0)
         if axes:
-            return f"vocab_embedding({', '.join([*words, self._axis(axes), *padding])})"
+            return f"vocab_embedding({', '.join([*words, self.axis(axes), *padding])})"
         return f"F.embedding({', '.join([*words, *padding])})"
 
     # ---- reductions and views
@@ -321,7 +334,7 @@ class Printer:
 
     def _op_cat(self, node: torch.fx.Node) -> str:
         args = arguments(node)
-        return f"torch.cat({self._arg(node, args['tensors'])}, dim={args['dim']})"
+        return f"torch.cat({self.arg(node, args['tensors'])}, dim={args['dim']})"
 
     def _op_select(self, node: torch.fx.Node) -> str:
         args = arguments(node)

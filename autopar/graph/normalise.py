@@ -11,15 +11,16 @@
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.fx
 
-from autopar.capture.schema import namespace_of, schema_of
+from autopar.capture.schema import namespace_of
 from autopar.errors import AutoparError
-from autopar.graph.ops import arguments, is_tensor, op_name, shape_of
+from autopar.graph.ops import OPS_BY_CLASS, arguments, is_tensor, op_name, shape_of
+from autopar.graph.plain_forms import plain_form
+from autopar.graph.rewrite import insert, named
 
 aten = torch.ops.aten
 LOSSES = (
@@ -32,6 +33,7 @@ LOSSES = (
     "huber_loss",
     "binary_cross_entropy_with_logits",
 )
+CONVOLUTIONS = OPS_BY_CLASS["convolution"].split()
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
@@ -42,13 +44,15 @@ def normalise(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, tuple[torch.fx.Nod
     copy.output(result)
     for node in list(copy.nodes):
         if node.op == "call_function":
-            _plain_form(copy, node)
+            plain_form(copy, node)
     for node in list(copy.nodes):
-        if node.op == "call_function" and _named(node, "addmm", "mm"):
+        if node.op == "call_function" and named(node, "addmm", "mm"):
             _unflatten(copy, node)
     for node in list(copy.nodes):
-        if node.op == "call_function" and _named(node, "addmm", "linear"):
+        if node.op == "call_function" and named(node, "addmm", "linear"):
             _split_bias(copy, node)
+        elif node.op == "call_function" and named(node, *CONVOLUTIONS):
+            _split_channel_bias(copy, node)
     counts = []
     for node in list(copy.nodes):
         if node.op == "call_function" and _is_loss(node):
@@ -58,97 +62,8 @@ def normalise(graph: torch.fx.Graph) -> tuple[torch.fx.Graph, tuple[torch.fx.Nod
     return copy, tuple(counts)
 
 
-def _named(node: torch.fx.Node, *names: str) -> bool:
-    return schema_of(node) is not None and op_name(node) in names
-
-
 def _is_loss(node: torch.fx.Node) -> bool:
     return namespace_of(node) == "aten" and op_name(node) in LOSSES
-
-
-def insert(
-    graph: torch.fx.Graph,
-    before: torch.fx.Node,
-    target: Callable[..., Any],
-    args: tuple[Any, ...],
-    like: torch.fx.Node,
-    name: str | None = None,
-    **kwargs: Any,
-) -> torch.fx.Node:
-    """A new call before a node, with its value's metadata, and `like`'s place in the modules."""
-    with graph.inserting_before(before):
-        node = graph.create_node("call_function", target, args, kwargs, name=name)
-    values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-    fake: Any = next(
-        n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)
-    )
-    with fake.fake_mode, torch.no_grad():
-        node.meta["val"] = target(*values, **kwargs)
-    node.meta["nn_module_stack"] = like.meta.get("nn_module_stack", {})
-    node.meta["stack_trace"] = like.meta.get("stack_trace")
-    return node
-
-
-def _plain_form(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    if _named(node, "broadcast_tensors"):
-        _without_broadcast(graph, node)
-    elif node.target is aten.mean.default:
-        _mean_by_sum(graph, node)
-    elif _named(node, "expand_as", "numpy_T"):
-        _plain_view(graph, node)
-    elif node.target in (aten.min.other, aten.max.other):
-        node.target = aten.minimum.default if op_name(node) == "min" else aten.maximum.default
-    elif _named(node, "new_zeros", "new_ones", "new_full", "new_empty"):
-        _plain_constant(graph, node)
-
-
-def _without_broadcast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Operands of one shape stay as they are, others are expanded (losses call this)."""
-    operands = arguments(node)["tensors"]
-    for user in list(node.users):
-        operand = operands[user.args[1]]
-        if shape_of(operand) != shape_of(user):
-            shape = list(shape_of(user))
-            operand = insert(graph, user, aten.expand.default, (operand, shape), user)
-        user.replace_all_uses_with(operand)
-        graph.erase_node(user)
-    graph.erase_node(node)
-
-
-def _plain_constant(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """new_zeros and the like depend on no values."""
-    value = {"new_zeros": 0, "new_ones": 1, "new_empty": 0}.get(op_name(node))
-    fill = arguments(node)["fill_value"] if value is None else value
-    shape, made = list(shape_of(node)), node.meta["val"]
-    with graph.inserting_before(node):
-        other = graph.call_function(aten.full.default, (shape, fill), {"dtype": made.dtype})
-    other.meta = dict(node.meta)
-    node.replace_all_uses_with(other)
-    graph.erase_node(node)
-
-
-def _plain_view(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """expand_as and .T under the names that have rules."""
-    source = arguments(node)["self"]
-    if op_name(node) == "expand_as":
-        other = insert(graph, node, aten.expand.default, (source, list(shape_of(node))), node)
-    elif len(shape_of(node)) == 2:
-        other = insert(graph, node, aten.t.default, (source,), node)
-    else:
-        return
-    node.replace_all_uses_with(other)
-    graph.erase_node(node)
-
-
-def _mean_by_sum(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """A mean of everything is a sum over the whole number of elements: sums can be split."""
-    args = arguments(node)
-    if args["dtype"] is not None:
-        return
-    total = insert(graph, node, aten.sum.default, (args["self"],), node)
-    count = math.prod(shape_of(args["self"]))
-    node.replace_all_uses_with(insert(graph, node, aten.div.Tensor, (total, count), node))
-    graph.erase_node(node)
 
 
 def _unflatten(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -161,10 +76,10 @@ def _unflatten(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     if op_name(node) == "addmm" and (args["beta"] != 1 or args["alpha"] != 1):
         return
     source = x
-    if _named(x, "view", "reshape") and x.op == "call_function":
+    if named(x, "view", "reshape") and x.op == "call_function":
         source = arguments(x)["self"]
     lead = shape_of(source)[:-1]
-    views = [u for u in node.users if u.op == "call_function" and _named(u, "view", "reshape")]
+    views = [u for u in node.users if u.op == "call_function" and named(u, "view", "reshape")]
     flat = source is not x and shape_of(source)[-1] == shape_of(x)[-1]
     if not flat or len(views) != len(node.users):
         return
@@ -194,6 +109,20 @@ def _split_bias(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     product = insert(graph, node, product_target, operands, node)
     total = insert(graph, node, aten.add.Tensor, (product, bias), node)
     node.replace_all_uses_with(total)
+    graph.erase_node(node)
+
+
+def _split_channel_bias(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """A convolution's bias as an add of [channels, 1, …]."""
+    args = arguments(node)
+    bias = args["bias"]
+    if bias is None:
+        return
+    values = tuple(None if name == "bias" else value for name, value in args.items())
+    product = insert(graph, node, node.target, values, node)  # type: ignore[arg-type]
+    column = [-1] + [1] * (len(shape_of(node)) - 2)
+    shaped = insert(graph, node, aten.view.default, (bias, column), node)
+    node.replace_all_uses_with(insert(graph, node, aten.add.Tensor, (product, shaped), node))
     graph.erase_node(node)
 
 

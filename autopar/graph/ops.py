@@ -15,20 +15,37 @@ from autopar.capture.schema import schema_of
 OPS_BY_CLASS: dict[str, str] = {
     "pointwise": "add sub mul div pow tanh silu relu gelu neg rsqrt sqrt exp log sigmoid to clone "
     "contiguous dropout abs where masked_fill lt gt le ge eq ne logical_and logical_or "
-    "logical_not bitwise_and bitwise_or bitwise_not rsub minimum maximum cos sin softplus erf "
-    "leaky_relu elu zeros_like ones_like full_like detach floor_divide clamp clamp_min clamp_max",
-    "contraction": "linear matmul mm bmm",
+    "logical_not logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not rsub minimum maximum "
+    "cos sin tan acos asin atan atan2 cosh sinh softplus erf erfc leaky_relu elu celu selu relu6 "
+    "hardswish hardsigmoid hardtanh mish log_sigmoid hardshrink softshrink "
+    "threshold zeros_like ones_like full_like detach floor_divide remainder fmod clamp clamp_min "
+    "clamp_max square reciprocal log1p log2 log10 expm1 exp2 sign sgn floor ceil round trunc frac "
+    "lerp addcmul addcdiv isnan isinf isfinite nan_to_num hypot xlogy alias",
+    "channelwise": "prelu",
+    "scan": "cumsum cumprod logcumsumexp flip roll tril triu sort argsort",
+    "contraction": "linear matmul mm bmm mv dot einsum",
     "normalisation": "layer_norm rms_norm softmax log_softmax",
-    "reduction": "mean sum",
+    "batch_norm": "batch_norm",
+    "channel_norm": "group_norm instance_norm",
+    "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    "window": "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d "
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices upsample_nearest1d "
+    "upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+    "upsample_bicubic2d upsample_trilinear3d",
+    "reduction": "mean sum amax amin max min argmax argmin prod any all std var norm "
+    "linalg_vector_norm logsumexp cosine_similarity",
+    "index": "index index_select gather take_along_dim one_hot",
     "view": "view reshape unflatten flatten",
-    "permute": "transpose permute t unsqueeze squeeze expand",
-    "concat_split": "split split_with_sizes chunk cat slice select",
+    "permute": "transpose permute t unsqueeze squeeze expand swapaxes swapdims movedim moveaxis",
+    "concat_split": "split split_with_sizes chunk cat slice select unbind stack",
+    "repeat": "repeat tile",
     "pad": "pad",
     "attention": "scaled_dot_product_attention",
     "embedding": "embedding",
     "loss": "cross_entropy_loss nll_loss mse_loss l1_loss smooth_l1_loss huber_loss "
     "binary_cross_entropy_with_logits",
-    "constant": "arange zeros ones full scalar_tensor",
+    "constant": "arange zeros ones full scalar_tensor eye linspace",
     "getitem": "getitem",
     "layer": "layer",
 }

@@ -6,6 +6,7 @@ remains is the block's "stream": norms, residual adds, and the block's boundary.
 gradient are input ops: they run unsplit but for the batch, and are sliced where they are used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -81,6 +82,7 @@ class BlockRegions:
         """The leaves that must be whole for an op, with reasons."""
         info = self.known.ops[node]
         out = {f: why for dim, why in info.blocked for f in leaves(dim)}
+        out |= {f: _PART_OF_SUM for dim in info.contract for f in _parts(dim)}
         for n in [node, *node.all_input_nodes]:
             if is_tensor(n):
                 every = self.tensor_leaves(n)
@@ -155,6 +157,20 @@ class BlockRegions:
                         )
                     )
         return tuple(out)
+
+
+_PART_OF_SUM = "the op sums over it and what it is concatenated with"
+
+
+def _parts(dim: Sequence[Factor]) -> set[Factor]:
+    """The leaves that only some segments of a concatenation have. A sum over a concatenation with
+    one of them split would count the others on every rank."""
+    found: set[Factor] = set()
+    for factor in resolve(dim):
+        if factor.segments is not None:
+            each = [set(leaves(segment)) for segment in factor.segments]
+            found |= each[0].union(*each) - each[0].intersection(*each)
+    return found
 
 
 def _drops(node: torch.fx.Node) -> bool:

@@ -3,27 +3,35 @@ whole graph's, never a new trace; what they cost in seconds is the cost models' 
 
 import math
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from typing import Literal
 
 import torch
 
 from autopar.capture.source_line import source_line
 from autopar.errors import AutoparError
-from autopar.graph.factors import Cat, DimExpr, Leaf, expr_leaves
+from autopar.graph.factors import Cat, DimExpr, Leaf
 from autopar.graph.model_graph import Block, Op, SavedTensor
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
 from autopar.layouts.layout import Layout, Setting, names
 from autopar.layouts.typing import OpTyping, RegionTyping, input_layout
+from autopar.layouts.work import batch_share, first_output, forward_flops, moved_bytes
 from autopar.mesh import Split, split_size
 from autopar.plugin import BUCKET, Collective, Compute, Effect, ParamPlan, Phase, Resident
 
 COST_CLASS = {
     "pointwise": "pointwise",
     "contraction": "matmul",
+    "channelwise": "pointwise",
+    "scan": "copy",
     "normalisation": "normalisation",
+    "batch_norm": "normalisation",
+    "channel_norm": "normalisation",
+    "convolution": "matmul",
+    "window": "reduction",
     "reduction": "reduction",
+    "index": "embedding",
+    "repeat": "copy",
     "view": "view",
     "permute": "view",
     "concat_split": "view",
@@ -45,13 +53,16 @@ def compute_effects(
         yield from _opaque_effects(block, op, typing, setting)
         return
     kind = COST_CLASS[op.kind]
-    value = block.values.get(node.name)
+    value = block.values.get(node.name) or first_output(block, node)
     if kind == "view" or value is None:
         yield Compute("view", 0, 0, "float32", "forward")
         return
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-    flops = _flops(block, op, typing, setting)
-    moved = _moved_bytes(block, op, typing, setting)
+    tensor = (
+        node.meta["val"][0] if isinstance(node.meta["val"], (list, tuple)) else node.meta["val"]
+    )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    flops = forward_flops(block, op, typing, setting)
+    moved = moved_bytes(block, op, typing, setting)
     yield Compute(kind, flops, moved, dtype, "forward")
     if value.needs_grad:
         # Two products for a contraction's backward; about twice the traffic for the others.
@@ -81,35 +92,35 @@ def _opaque_effects(
         yield Compute("opaque", flops, moved, dtype, "backward")
 
 
-def batch_share(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> Fraction:
-    """The share of the global batch that one rank runs at a time through an op that is proportional
-    to it; 1 for an op that takes no samples."""
-    for n in op.node.all_input_nodes:
-        value = block.values.get(n.name)
-        leaf = next(
-            (leaf for expr in value.dims for leaf in expr_leaves(expr) if leaf.name == "batch")
-            if value is not None
-            else iter(()),
-            None,
-        )
-        if leaf is not None:
-            layout = layout_in(block, typing, n.name, setting)
-            return Fraction(setting.local_length((leaf,), layout), leaf.size)
-    return Fraction(1)
-
-
 def closing_collectives(
     block: Block, op: Op, typing: OpTyping, setting: Setting
 ) -> Iterator[Collective]:
-    """What an op exchanges inside: a cross-entropy over split classes all-reduces one maximum and
-    two sums for each row."""
+    """What an op exchanges inside. A cross-entropy over split classes all-reduces one maximum and
+    two sums for each row; a batch norm over a split batch gathers each rank's mean and variance,
+    and all-reduces two sums of each channel in the backward."""
     parts = closed_parts(block, op, typing)
-    if parts:
+    if parts and op.kind == "batch_norm":
+        yield from _norm_collectives(block, op, typing, setting, parts)
+    elif parts:
         logits = arguments(op.node)["self"].name
         value = block.values[logits]
         rows = setting.local_numel(value.dims[:-1], typing.needs[logits]) * value.item_bytes
         yield Collective("all_reduce", rows, parts, "forward", "microbatch", op.node.name)
         yield Collective("all_reduce", 2 * rows, parts, "forward", "microbatch", op.node.name)
+
+
+def _norm_collectives(
+    block: Block, op: Op, typing: OpTyping, setting: Setting, parts: Split
+) -> Iterator[Collective]:
+    source = arguments(op.node)["input"]
+    value = block.values[source.name]
+    channels = setting.local_length(value.dims[1], typing.needs[source.name])
+    item = max(value.item_bytes, 4)  # statistics are in float32 at least
+    gathered = 2 * channels * item * split_size(parts)
+    yield Collective("all_gather", gathered, parts, "forward", "microbatch", op.node.name)
+    if value.needs_grad:
+        sums = 2 * channels * item
+        yield Collective("all_reduce", sums, parts, "backward", "microbatch", op.node.name)
 
 
 def closed_parts(block: Block, op: Op, typing: OpTyping) -> Split:
@@ -120,61 +131,6 @@ def closed_parts(block: Block, op: Op, typing: OpTyping) -> Split:
             if dim in op.closed:
                 return split
     return ()
-
-
-def layout_in(block: Block, typing: OpTyping | None, name: str, setting: Setting) -> Layout:
-    """The layout in which an op takes (or makes) a value."""
-    if typing is not None and name in typing.needs:
-        return typing.needs[name]
-    return input_layout(block.values[name], setting) if name in block.values else Layout()
-
-
-def made_layout(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> Layout:
-    """The layout that an op makes."""
-    if typing is not None:
-        return typing.makes
-    value = block.values.get(op.node.name)
-    return input_layout(value, setting) if value else Layout()
-
-
-def _moved_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
-    makes = made_layout(block, op, typing, setting)
-    value = block.values[op.node.name]
-    total = setting.local_numel(value.dims, makes) * value.item_bytes
-    for n in dict.fromkeys(op.node.all_input_nodes):
-        source = block.values.get(n.name)
-        if source is not None:
-            layout = layout_in(block, typing, n.name, setting)
-            numel = setting.local_numel(source.dims, layout)
-            if op.kind == "embedding" and n is arguments(op.node)["weight"]:
-                numel = setting.local_numel(value.dims, makes)
-            total += numel * source.item_bytes
-    return total
-
-
-def _flops(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
-    """Of contractions and attention; what other ops compute hides behind what they move."""
-    value = block.values[op.node.name]
-    makes = made_layout(block, op, typing, setting)
-    out = setting.local_numel(value.dims, makes)
-    args = arguments(op.node)
-    if op.kind == "contraction":
-        operand = args.get("weight") or args.get("other") or args["mat2"]
-        dim = 1 if "weight" in args else -2
-        source = block.values[operand.name]
-        layout = layout_in(block, typing, operand.name, setting)
-        return 2 * out * setting.local_length(source.dims[dim], layout)
-    if op.kind == "attention":
-        query, key = args["query"].name, args["key"].name
-        keys = setting.local_length(
-            block.values[key].dims[-2], layout_in(block, typing, key, setting)
-        )
-        inner = setting.local_length(
-            block.values[query].dims[-1], layout_in(block, typing, query, setting)
-        )
-        outer = setting.local_length(value.dims[-1], makes)
-        return 2 * (out // outer) * keys * (inner + outer)
-    return 0
 
 
 def saved_bytes(block: Block, typing: RegionTyping, setting: Setting) -> int:

@@ -114,7 +114,7 @@ def _need(
 def _make(
     makes: Layout, mode: str, dim: str, part: AxisPart, op: Op, carried: set[str], block: Block
 ) -> Layout:
-    if mode == "whole" or (mode == "split" and dim in op.closed):
+    if mode == "whole" or (mode == "split" and dim in op.closed and dim not in carried):
         return makes
     if mode == "partial" or (mode == "split" and dim not in carried and dim in op.contracted):
         return Layout(makes.splits, makes.varying, makes.partial | {part})

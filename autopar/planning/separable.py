@@ -4,8 +4,11 @@ Microbatches are an axis in time: nothing can be exchanged over it before the lo
 split over a trial axis, and no activation with a gradient may change its type on it.
 """
 
+from collections.abc import Iterable
+
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.convert import ImpossibleError
+from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
 from autopar.mesh import AxisPart, Mesh
@@ -16,6 +19,9 @@ def why_inseparable(model: ModelGraph) -> str | None:
     """None where the loss can be summed over microbatches, else the reason."""
     if model.batch_size == 1:
         return None
+    norm = _batch_statistics(model)
+    if norm is not None:
+        return norm
     trial = AxisPart("mb", model.batch_size)
     setting = Setting(Mesh((("mb", model.batch_size),)), (trial,), 1)
     choices = {}
@@ -33,13 +39,30 @@ def why_inseparable(model: ModelGraph) -> str | None:
         flows = program.flows
     except ImpossibleError as error:
         return f"the batch can't be split: {error}"
-    for flow in flows.values():
-        for name, _ in flow.conversions:
-            value = flow.block.values[name]
-            if value.needs_grad and not flow.block.is_weight(name):
-                return f"{name} of {flow.block.name} mixes the samples of the whole batch"
+    exchanged = _exchanged(flows.values())
+    if exchanged is not None:
+        return exchanged
     skeleton = flows[""]
     (loss,) = skeleton.block.outputs()
     if trial not in skeleton.made[loss.name].partial:
         return "the loss isn't a sum over samples"
+    return None
+
+
+def _batch_statistics(model: ModelGraph) -> str | None:
+    """An op that exchanges statistics over the batch within itself."""
+    for block in model.blocks:
+        for name, op in block.ops.items():
+            if "batch" in op.closed:
+                return f"{name} of {block.name} takes its statistics over the whole batch"
+    return None
+
+
+def _exchanged(flows: Iterable[Flow]) -> str | None:
+    """An activation with a gradient that changes its type on the batch's axis."""
+    for flow in flows:
+        for name, _ in flow.conversions:
+            value = flow.block.values[name]
+            if value.needs_grad and not flow.block.is_weight(name):
+                return f"{name} of {flow.block.name} mixes the samples of the whole batch"
     return None

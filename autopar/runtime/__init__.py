@@ -1,5 +1,6 @@
 """What emitted modules import beside torch, and the TrainingModule that runs them."""
 
+from autopar.runtime.batch_norm import sync_batch_norm
 from autopar.runtime.collectives import (
     all_gather,
     all_reduce,
@@ -54,6 +55,7 @@ __all__ = [
     "shard_state",
     "split",
     "state",
+    "sync_batch_norm",
     "unshard",
     "vocab_cross_entropy",
     "vocab_embedding",

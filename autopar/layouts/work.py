@@ -1,0 +1,128 @@
+"""How much an op computes and moves on one rank: divisions of the whole graph's sizes."""
+
+import math
+from fractions import Fraction
+
+import torch.fx
+
+from autopar.graph.factors import expr_leaves
+from autopar.graph.model_graph import Block, Op, Value
+from autopar.graph.ops import arguments
+from autopar.graph.rules.products import einsum_terms, right_operand
+from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.typing import OpTyping, input_layout
+
+
+def first_output(block: Block, node: torch.fx.Node) -> Value | None:
+    """Of an op with several outputs (a maximum and where it is), one that is used."""
+    users = sorted((u for u in node.users if u.name in block.values), key=lambda u: u.args[1])  # type: ignore[arg-type,return-value]
+    return block.values[users[0].name] if users else None
+
+
+def layout_in(block: Block, typing: OpTyping | None, name: str, setting: Setting) -> Layout:
+    """The layout in which an op takes (or makes) a value."""
+    if typing is not None and name in typing.needs:
+        return typing.needs[name]
+    return input_layout(block.values[name], setting) if name in block.values else Layout()
+
+
+def made_layout(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> Layout:
+    """The layout that an op makes."""
+    if typing is not None:
+        return typing.makes
+    value = block.values.get(op.node.name) or first_output(block, op.node)
+    return input_layout(value, setting) if value else Layout()
+
+
+def moved_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """What an op reads and writes on one rank in its forward."""
+    makes = made_layout(block, op, typing, setting)
+    value = block.values.get(op.node.name) or first_output(block, op.node)
+    assert value is not None, op.node
+    total = setting.local_numel(value.dims, makes) * value.item_bytes
+    for n in dict.fromkeys(op.node.all_input_nodes):
+        source = block.values.get(n.name)
+        if source is not None:
+            layout = layout_in(block, typing, n.name, setting)
+            numel = setting.local_numel(source.dims, layout)
+            if op.kind == "embedding" and n is arguments(op.node)["weight"]:
+                numel = setting.local_numel(value.dims, makes)
+            total += numel * source.item_bytes
+    return total
+
+
+def forward_flops(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """Of contractions and attention; what other ops compute hides behind what they move."""
+    if op.kind not in ("contraction", "convolution", "attention"):
+        return 0
+    value = block.values[op.node.name]
+    makes = made_layout(block, op, typing, setting)
+    out = setting.local_numel(value.dims, makes)
+    args = arguments(op.node)
+    if op.kind == "convolution":
+        return _convolution_flops(block, op, typing, setting, out)
+    if op.kind == "contraction" and "equation" in args:
+        return 2 * out * _einsum_inner(block, op, typing, setting)
+    if op.kind == "contraction":
+        operand = args["weight"] if "weight" in args else right_operand(args)
+        source = block.values[operand.name]
+        dim = 1 if "weight" in args else max(len(source.dims) - 2, 0)
+        layout = layout_in(block, typing, operand.name, setting)
+        return 2 * out * setting.local_length(source.dims[dim], layout)
+    if op.kind == "attention":
+        query, key = args["query"].name, args["key"].name
+        keys = setting.local_length(
+            block.values[key].dims[-2], layout_in(block, typing, key, setting)
+        )
+        inner = setting.local_length(
+            block.values[query].dims[-1], layout_in(block, typing, query, setting)
+        )
+        outer = setting.local_length(value.dims[-1], makes)
+        return 2 * (out // outer) * keys * (inner + outer)
+    return 0
+
+
+def _convolution_flops(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting, out: int
+) -> int:
+    """2 · outputs · kernel · input channels of a group; of a transposed one, 2 · inputs · kernel ·
+    output channels of a group."""
+    args = arguments(op.node)
+    weight, source = args["weight"].name, args["input"].name
+    shape = setting.local_shape(
+        block.values[weight].dims, layout_in(block, typing, weight, setting)
+    )
+    if "output_padding" in args:
+        layout = layout_in(block, typing, source, setting)
+        out = setting.local_numel(block.values[source].dims, layout)
+    return 2 * out * math.prod(shape[1:])
+
+
+def _einsum_inner(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """Local elements of the letters that are contracted."""
+    args = arguments(op.node)
+    terms, result = einsum_terms(args["equation"])
+    sizes: dict[str, int] = {}
+    for term, operand in zip(terms, args["tensors"], strict=True):
+        layout = layout_in(block, typing, operand.name, setting)
+        shape = setting.local_shape(block.values[operand.name].dims, layout)
+        for letter, length in zip(term, shape, strict=True):
+            sizes[letter] = max(length, sizes.get(letter, 1))
+    return math.prod(n for letter, n in sizes.items() if letter not in result)
+
+
+def batch_share(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> Fraction:
+    """The share of the global batch that one rank runs at a time through an op that is proportional
+    to it; 1 for an op that takes no samples."""
+    for n in op.node.all_input_nodes:
+        value = block.values.get(n.name)
+        leaf = next(
+            (leaf for expr in value.dims for leaf in expr_leaves(expr) if leaf.name == "batch")
+            if value is not None
+            else iter(()),
+            None,
+        )
+        if leaf is not None:
+            layout = layout_in(block, typing, n.name, setting)
+            return Fraction(setting.local_length((leaf,), layout), leaf.size)
+    return Fraction(1)
