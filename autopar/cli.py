@@ -1,4 +1,4 @@
-"""The command line: autopar plan | show | diff | emit | plugins | presets."""
+"""The command line: autopar plan | show | diff | emit | plugins | presets | detect | measure."""
 
 import argparse
 import importlib
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import nn
 
+from autopar.cluster import describe_cluster, resolve_cluster
 from autopar.compiled import Compiled
 from autopar.compiler import compile
 from autopar.errors import AutoparError
+from autopar.measure import measure_here, write_spec
 from autopar.plan import Plan
 from autopar.preset_files import preset_info, preset_names
 from autopar.registry import installed_plugins
@@ -67,6 +70,15 @@ def _parser() -> argparse.ArgumentParser:
         .set_defaults(run=_plugins)  # fmt: skip
     commands.add_parser("presets", help="the clusters that autopar knows by name") \
         .set_defaults(run=_presets)  # fmt: skip
+    detect = commands.add_parser("detect", help="this machine as a cluster, by what autopar knows")
+    detect.add_argument("--out", type=Path, help="the spec's file: .json, .yaml or .yml")
+    detect.set_defaults(run=_detect)
+
+    measure = commands.add_parser("measure", help="measure this cluster, under torchrun")
+    measure.add_argument("--out", type=Path, required=True, help="the spec's file: .json or .yaml")
+    measure.add_argument("--repeats", type=int, default=24, help="more on a busy machine")
+    measure.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is one")
+    measure.set_defaults(run=_measure)
     return parser
 
 
@@ -122,6 +134,22 @@ def _presets(options: argparse.Namespace) -> None:
         print(f"{name:<12} {preset.summary}  ({preset.date})")
         for source in preset.sources:
             print(f"             {source}")
+
+
+def _detect(options: argparse.Namespace) -> None:
+    spec = describe_cluster(resolve_cluster("auto"))
+    if options.out is None:
+        print(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True), end="")
+    else:
+        write_spec(spec, options.out)
+        print(f"Written: {options.out}")
+
+
+def _measure(options: argparse.Namespace) -> None:
+    if options.repeats < 1:
+        raise AutoparError(f"--repeats must be 1 or more, not {options.repeats}")
+    if measure_here(options.out, options.repeats, options.device):
+        print(f"Written: {options.out}")
 
 
 def _finish(compiled: Compiled, out: Path | None) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from autopar.cluster_checks import checked, known_keys, positive, required, whole_number
 from autopar.cluster_links import cut_links, describe_link
+from autopar.detect import detect_machine
 from autopar.devices import ClusterSpec, Device, Fit, Link, Protocol
 from autopar.errors import AutoparError
 from autopar.preset_files import read_preset
@@ -25,6 +26,9 @@ __all__ = [
     "describe_cluster",
     "resolve_cluster",
 ]
+
+AUTO = "auto"
+"""The spec of the machine that asks."""
 
 _DEVICE_KEYS = (
     "name",
@@ -42,11 +46,12 @@ _PRESET_KEYS = ("preset", "devices", "links", *_DEVICE_KEYS)
 def resolve_cluster(spec: ClusterSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ClusterSpec:
     """The ClusterSpec that `spec` describes, checked.
 
-    `spec`: a ClusterSpec; a preset and a number of devices, "h100:64"; a dict that names a preset
-    and overrides the device's fields or the links, {"preset": "cpu:4", "memory_bytes": 2**30}; a
-    dict with "device", "devices" and "links" in full; or the path of a JSON or YAML file with such
-    a dict. Any number may also be given as {"value": …, "source": …, "date": …}. A link whose
-    "devices" is "all" reaches the whole cluster; one that would reach further is cut to it.
+    `spec`: a ClusterSpec; "auto", what this machine has (see `autopar.detect`); a preset and a
+    number of devices, "h100:64"; a dict that names a preset and overrides the device's fields or
+    the links, {"preset": "cpu:4", "memory_bytes": 2**30}; a dict with "device", "devices" and
+    "links" in full; or the path of a JSON or YAML file with such a dict. Any number may also be
+    given as {"value": …, "source": …, "date": …}. A link whose "devices" is "all" reaches the whole
+    cluster; one that would reach further is cut to it.
 
     Errors: AutoparError for an unknown preset, a key or a number that isn't allowed, a missing
     number of devices, and links that don't nest.
@@ -55,13 +60,16 @@ def resolve_cluster(spec: ClusterSpec | str | os.PathLike[str] | Mapping[str, An
         return checked(spec)
     if isinstance(spec, Mapping):
         return _from_mapping(spec)
+    if spec == AUTO:
+        found = detect_machine()
+        return dataclasses.replace(_from_mapping(found.spec), source=found.source)
     if isinstance(spec, str) and not spec.endswith((".json", ".yaml", ".yml")):
         return _from_mapping({"preset": spec})
     if isinstance(spec, str | os.PathLike):
         return _from_mapping(_read(Path(spec)))
     raise AutoparError(
         f"cluster_spec is {type(spec).__name__}: pass a ClusterSpec, a preset like 'cpu:4', "
-        "a dict, or the path of a JSON or YAML file"
+        "'auto', a dict, or the path of a JSON or YAML file"
     )
 
 

@@ -53,7 +53,7 @@ def _sources(data: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             yield from _sources(value, (*path, key))
     elif isinstance(data, list):
         for entry in data:
-            yield from _sources(entry, (*path[:-1], str(entry["name"])))
+            yield from _sources(entry, (*path[:-1], str(entry.get("name", entry.get("op")))))
 
 
 def _folder() -> Traversable:

@@ -224,7 +224,7 @@ def numbers(data: Any, where: str = "") -> list[tuple[str, Any]]:
     if isinstance(data, list):
         return [found for i, value in enumerate(data) for found in numbers(value, f"{where}[{i}]")]
     words = (".name", ".summary", ".date", ".backend", ".devices", ".topology", ".dimensions")
-    named = where.endswith(words)
+    named = where.endswith((*words, ".pattern", ".node", ".op", ".algorithm"))
     return [] if named else [(where, data)]
 
 

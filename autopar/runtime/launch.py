@@ -6,6 +6,13 @@ import torch
 import torch.distributed as dist
 
 
+def torchrun_sizes() -> tuple[int, int] | None:
+    """(processes of the job, processes of this node) as torchrun says; None without it."""
+    if not {"WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= os.environ.keys():
+        return None
+    return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+
 def initialise(device_type: str) -> None:
     """Joins torchrun's process group, if torchrun started this process and nobody has joined yet.
 
