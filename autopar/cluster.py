@@ -13,7 +13,7 @@ import yaml
 from autopar.cluster_checks import checked, known_keys, positive, required, whole_number
 from autopar.cluster_links import cut_links, describe_link
 from autopar.detect import detect_machine
-from autopar.devices import ClusterSpec, Device, Fit, Link, Protocol
+from autopar.devices import ClusterSpec, Device, Fit, Kernels, Link, Protocol
 from autopar.errors import AutoparError
 from autopar.preset_files import read_preset
 
@@ -21,6 +21,7 @@ __all__ = [
     "ClusterSpec",
     "Device",
     "Fit",
+    "Kernels",
     "Link",
     "Protocol",
     "describe_cluster",
@@ -38,7 +39,9 @@ _DEVICE_KEYS = (
     "memory_bytes_per_s",
     "op_overhead_s",
     "overhead_bytes",
+    "kernels",
 )
+_OPTIONAL_KEYS = ("overhead_bytes", "kernels")
 _FULL_KEYS = ("device", "devices", "links", "source", "date")
 _PRESET_KEYS = ("preset", "devices", "links", *_DEVICE_KEYS)
 
@@ -77,6 +80,8 @@ def describe_cluster(spec: ClusterSpec) -> dict[str, Any]:
     """The cluster in full as plain data: `resolve_cluster` makes the same ClusterSpec of it."""
     full = json.loads(json.dumps(dataclasses.asdict(spec)))
     full["device"]["flops_per_s"] = dict(spec.device.flops_per_s)
+    if spec.device.kernels is None:
+        del full["device"]["kernels"]
     full["links"] = [describe_link(link) for link in spec.links]
     return dict(full)
 
@@ -153,9 +158,11 @@ def _build(full: Mapping[str, Any], source: str, date: str) -> ClusterSpec:
     rates = required("device", device, "flops_per_s")
     if not isinstance(rates, Mapping):
         raise AutoparError(f"device.flops_per_s must map dtype names to rates, not {rates!r}")
-    fields = {key: required("device", device, key) for key in _DEVICE_KEYS[:-1]}
+    fields = {k: required("device", device, k) for k in _DEVICE_KEYS if k not in _OPTIONAL_KEYS}
     fields["flops_per_s"] = tuple(sorted(rates.items()))
     fields["overhead_bytes"] = whole_number(device.get("overhead_bytes", 0))
+    if "kernels" in device:
+        fields["kernels"] = _kernels(device["kernels"])
     fields["memory_bytes"] = whole_number(fields["memory_bytes"])
     devices = whole_number(required("cluster_spec", full, "devices"))
     positive("devices", devices, whole=True)
@@ -165,3 +172,9 @@ def _build(full: Mapping[str, Any], source: str, date: str) -> ClusterSpec:
     return checked(
         ClusterSpec(Device(**fields), devices, cut_links(links, devices), source, str(date))
     )
+
+
+def _kernels(given: Any) -> Kernels:
+    keys = tuple(field.name for field in dataclasses.fields(Kernels))
+    known = known_keys("device.kernels", given, keys)
+    return Kernels(**{key: required("device.kernels", known, key) for key in keys})

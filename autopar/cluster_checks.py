@@ -1,5 +1,6 @@
 """What makes a cluster acceptable; each refusal says which number is wrong."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,10 @@ def checked(spec: ClusterSpec) -> ClusterSpec:
         positive(f"device.flops_per_s[{dtype}]", rate)
     if device.overhead_bytes != 0:
         positive("device.overhead_bytes", device.overhead_bytes, whole=True)
+    if device.kernels is not None:
+        positive("device.kernels.units", device.kernels.units, whole=True)
+        for key, value in dataclasses.asdict(device.kernels).items():
+            positive(f"device.kernels.{key}", value)
     if not device.flops_per_s:
         raise AutoparError("device.flops_per_s is empty: give the rate of one dtype or more")
     inner = 1

@@ -7,12 +7,42 @@ Topology = Literal["switch", "mesh", "torus"]
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """How the kernels of a device, in one generation of software, fall short of its rates.
+
+    Shares are of the device's `flops_per_s` for the dtype. A matrix product is cut into tiles, of
+    which `units` (streaming multiprocessors) run at a time; `sustained` is what a full wave of the
+    largest tiles reaches in training, `tile_128` and `tile_64` what smaller tiles reach of that
+    (128 x 128, 128 x 64), `prologue` the length of K that a tile's start and end cost. Lengths that
+    16 bytes divide but not 128 reach `aligned_16`, others `unaligned` (16-bit types). Fused
+    attention reaches `attention` (`attention_backward` of it in the backward) of long sequences
+    with wide heads, half of it at sequences of `attention_half`. The host runs ahead: device and
+    host times h and d join to (d^q + h^q)^(1/q), q = `host_exponent`; a backward has
+    `backward_ops` host ops for each forward op.
+    """
+
+    units: int
+    sustained: float
+    tile_128: float
+    tile_64: float
+    prologue: float
+    aligned_16: float
+    unaligned: float
+    attention: float
+    attention_backward: float
+    attention_half: float
+    host_exponent: float
+    backward_ops: float
+
+
+@dataclass(frozen=True)
 class Device:
     """One device as a cost model sees it. `backend` is torch.distributed's ("gloo", "nccl").
 
     `flops_per_s` maps dtype names ("float32") to the rate that large matrix multiplications reach;
     `op_overhead_s` is the host's time per op; `overhead_bytes` is the part of `memory_bytes` that
-    no plan can use (the device's context, the libraries' workspaces).
+    no plan can use (the device's context, the libraries' workspaces). `kernels`: where left out,
+    every op goes at the rates above, and the host waits for each.
     """
 
     name: str
@@ -22,6 +52,7 @@ class Device:
     memory_bytes_per_s: float
     op_overhead_s: float
     overhead_bytes: int = 0
+    kernels: Kernels | None = None
 
 
 @dataclass(frozen=True)

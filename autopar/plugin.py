@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from autopar.devices import ClusterSpec, Device, Fit, Link, Protocol
+from autopar.devices import ClusterSpec, Device, Fit, Kernels, Link, Protocol
 from autopar.errors import AutoparError
 from autopar.mesh import AxisPart, Mesh, Split, split_size
 
@@ -29,6 +29,7 @@ __all__ = [
     "Effect",
     "Fit",
     "GradientSync",
+    "Kernels",
     "Link",
     "Mesh",
     "Option",
@@ -288,13 +289,18 @@ class Strategy(abc.ABC):
 @dataclass(frozen=True)
 class Compute:
     """One op on one rank, once a microbatch. `op` is the op's class ("matmul", "attention",
-    "pointwise", …), `bytes` what it reads and writes."""
+    "pointwise", …), `bytes` what it reads and writes. `shape` is what a kernel's speed depends on,
+    the forward's in the backward too: a matmul's (products, m, n, k), attention's (heads of all
+    samples, queries, keys, length of a query, of a value); () where unknown. `skipped`: the share
+    of `flops` that kernels needn't do (half under a causal mask)."""
 
     op: str
     flops: int
     bytes: int
     dtype: str
     phase: Phase
+    shape: tuple[int, ...] = ()
+    skipped: float = 0.0
     kind: ClassVar[str] = "compute"
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from autopar.plugin import AutoparError, ClusterSpec, Compute, CostModel, Effect, Mesh
+from autopar.cost_models.matrix_products import attention_seconds, product_seconds
+from autopar.plugin import AutoparError, ClusterSpec, Compute, CostModel, Device, Effect, Mesh
 
 OVERHEADS: Mapping[str, float] = MappingProxyType(
     {
@@ -28,11 +29,13 @@ OVERHEADS: Mapping[str, float] = MappingProxyType(
 
 @dataclass(frozen=True)
 class ComputeCost(CostModel):
-    """seconds = max(flops / rate, bytes / memory bandwidth) + host's time.
+    """seconds = max(flops / rate, bytes / memory bandwidth), and the host's time.
 
     The roofline of Williams, Waterman and Patterson (2009), one op at a time. The rate is the
     device's for the op's dtype; bytes are what the op reads and writes, none for a view. The host's
-    time is the device's `op_overhead_s` times the multiple of the op's class.
+    time is the device's `op_overhead_s` times the multiple of the op's class; it adds to the
+    device's. Where the cluster says how the device's kernels fare (`Kernels`), products go by their
+    tiles, attention by its own rate, and the host runs ahead.
     """
 
     name: ClassVar[str] = "compute"
@@ -47,14 +50,57 @@ class ComputeCost(CostModel):
                 f"no price for op class {effect.op!r}: compute prices {', '.join(OVERHEADS)}"
             )
         device = cluster.device
-        host_s = OVERHEADS[effect.op] * device.op_overhead_s
-        if effect.op == "view":
-            return host_s
-        rates = dict(device.flops_per_s)
-        if effect.flops and effect.dtype not in rates:
-            raise AutoparError(
-                f"device {device.name!r} has no rate for {effect.dtype}, only for "
-                f"{', '.join(rates)}: add it to the cluster's flops_per_s"
-            )
-        flops_s = effect.flops / rates[effect.dtype] if effect.flops else 0.0
-        return max(flops_s, effect.bytes / device.memory_bytes_per_s) + host_s
+        return together(device_seconds(effect, device), host_seconds(effect, device), device)
+
+
+def host_seconds(effect: Compute, device: Device) -> float:
+    """What the host takes to start the op."""
+    ops = OVERHEADS[effect.op]
+    if device.kernels is not None and effect.phase == "backward":
+        ops *= device.kernels.backward_ops
+    return ops * device.op_overhead_s
+
+
+def device_seconds(effect: Compute, device: Device) -> float:
+    """What the device takes, once the op has started. Errors: AutoparError for flops in a dtype
+    without a rate."""
+    if effect.op == "view":
+        return 0.0
+    moved_s = effect.bytes / device.memory_bytes_per_s
+    if not effect.flops:
+        return moved_s
+    rates = dict(device.flops_per_s)
+    if effect.dtype not in rates:
+        raise AutoparError(
+            f"device {device.name!r} has no rate for {effect.dtype}, only for "
+            f"{', '.join(rates)}: add it to the cluster's flops_per_s"
+        )
+    return max(_flops_seconds(effect, rates[effect.dtype], device), moved_s)
+
+
+def together(device_s: float, host_s: float, device: Device) -> float:
+    """Device and host: one after the other, or the host ahead."""
+    if device.kernels is None:
+        return device_s + host_s
+    q = device.kernels.host_exponent
+    longer, shorter = max(device_s, host_s), min(device_s, host_s)
+    return float(longer * (1 + (shorter / longer) ** q) ** (1 / q))
+
+
+def _flops_seconds(effect: Compute, flops_per_s: float, device: Device) -> float:
+    kernels, backward = device.kernels, effect.phase == "backward"
+    if kernels is None or not effect.shape:
+        return effect.flops / flops_per_s
+    if effect.op == "attention":
+        flops = effect.flops * (1 - effect.skipped)
+        _, queries, _, head, _ = effect.shape
+        return attention_seconds(flops, queries, head, backward, flops_per_s, kernels)
+    count, m, n, k = effect.shape
+    # The gradients of both operands: [m, n] by [n, k] and [k, m] by [m, n].
+    shapes = ((m, k, n), (k, n, m)) if backward else ((m, n, k),)
+    return sum(
+        product_seconds(
+            count, *shape, effect.dtype, flops_per_s, device.memory_bytes_per_s, kernels
+        )
+        for shape in shapes
+    )

@@ -14,6 +14,7 @@ from autopar.graph.model_graph import Block, Op, SavedTensor
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
 from autopar.layouts.layout import Layout, Setting, names
+from autopar.layouts.shapes import kernel_shape, skipped_share
 from autopar.layouts.typing import OpTyping, RegionTyping, input_layout
 from autopar.layouts.work import batch_share, first_output, forward_flops, moved_bytes
 from autopar.mesh import Split, split_size
@@ -63,10 +64,11 @@ def compute_effects(
     dtype = str(tensor.dtype).removeprefix("torch.")
     flops = forward_flops(block, op, typing, setting)
     moved = moved_bytes(block, op, typing, setting)
-    yield Compute(kind, flops, moved, dtype, "forward")
+    shape, skipped = kernel_shape(block, op, typing, setting, flops), skipped_share(op)
+    yield Compute(kind, flops, moved, dtype, "forward", shape, skipped)
     if value.needs_grad:
         # Two products for a contraction's backward; about twice the traffic for the others.
-        yield Compute(kind, 2 * flops, 2 * moved, dtype, "backward")
+        yield Compute(kind, 2 * flops, 2 * moved, dtype, "backward", shape, skipped)
 
 
 def _opaque_effects(
