@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from autopar.capture.functional import mutates, packet
 
-MAX_ELEMENTS = 64 * 2**20
+MAX_ELEMENTS = 2**24
 # Pointwise, but composite: without torch's tag.
 _POINTWISE = {
     torch.ops.aten.to,
