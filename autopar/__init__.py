@@ -4,6 +4,7 @@ from autopar.cluster import ClusterSpec, Device, Link
 from autopar.compiled import Compiled
 from autopar.compiler import compile
 from autopar.errors import AutoparError, InfeasibleError, OpaqueWarning
+from autopar.inspection import inspect
 from autopar.plan import Plan
 from autopar.reload import emit, load
 from autopar.runtime.training import TrainingModule
@@ -20,5 +21,6 @@ __all__ = [
     "TrainingModule",
     "compile",
     "emit",
+    "inspect",
     "load",
 ]

@@ -1,4 +1,4 @@
-"""The command line: autopar plan | show | diff | emit | plugins | presets | detect | measure."""
+"""The command line: plan, inspect, show, diff, emit, plugins, presets, detect, measure."""
 
 import argparse
 import importlib
@@ -14,6 +14,7 @@ from autopar.cluster import describe_cluster, resolve_cluster
 from autopar.compiled import Compiled
 from autopar.compiler import compile
 from autopar.errors import AutoparError
+from autopar.inspection import inspect
 from autopar.measure import measure_here, write_spec
 from autopar.plan import Plan
 from autopar.preset_files import preset_info, preset_names
@@ -50,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--memory-fraction", type=float, default=1.0, metavar="F")
     plan.add_argument("--out", type=Path, help="folder for plan.json and module.py")
     plan.set_defaults(run=_plan)
+
+    inspect_ = commands.add_parser(
+        "inspect", help="a model's layers, regions, named dims, flops and saved bytes"
+    )
+    inspect_.add_argument("model", help=MODEL_HELP)
+    inspect_.set_defaults(run=_inspect)
 
     show = commands.add_parser("show", help="print a plan")
     show.add_argument("plan", type=Path, help="plan.json")
@@ -100,6 +107,11 @@ def _plan(options: argparse.Namespace) -> None:
         memory_fraction=options.memory_fraction,
     )
     _finish(compiled, options.out)
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    model, batch, loss = load_model(options.model)
+    print(inspect(model, batch, loss).summary(), end="")
 
 
 def _diff(options: argparse.Namespace) -> None:

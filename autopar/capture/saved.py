@@ -1,6 +1,8 @@
 """What autograd keeps: a graph's ops run on fake tensors, with every saved tensor recorded.
 
-Run once on the unsplit graph; the bytes of a split candidate follow by division.
+Run once on the unsplit graph; the bytes of a split candidate follow by division. Two ops are
+recorded as the kernels of accelerators keep them, whatever the CPU does: attention keeps q, k, v,
+its output and the logarithms of the rows' sums (Dao et al. 2022), and dropout a mask of one byte.
 """
 
 from typing import Any
@@ -17,7 +19,7 @@ class _Recorder(torch.fx.Interpreter):
         self.current = ""
         self.owner: dict[int, str] = {}
         self.keep: list[Any] = []
-        self.records: dict[tuple[str, int], Record] = {}
+        self.records: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         self.current = n.name
@@ -27,12 +29,53 @@ class _Recorder(torch.fx.Interpreter):
             self.owner.setdefault(_storage(result), n.name)
         return result
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        packet = getattr(target, "overloadpacket", None)
+        if packet is torch.ops.aten.scaled_dot_product_attention:
+            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+            return _Attention.apply(*args[:3], mask)  # type: ignore[no-untyped-call]
+        if packet is torch.ops.aten.dropout and args[1] > 0 and args[2]:
+            return torch.native_dropout(args[0], args[1], True)[0]
+        return super().call_function(target, args, kwargs)
+
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         self.keep.append(tensor)
         key = _storage(tensor)
-        record = (self.current, self.owner.get(key), tuple(tensor.shape), tensor.element_size())
+        record = (tuple(tensor.shape), tensor.element_size())
         self.records.setdefault((self.current, key), record)
         return tensor
+
+    def found(self) -> tuple[Record, ...]:
+        """The records, with owners: known at the end, since an op may keep what it returns."""
+        return tuple(
+            (op, self.owner.get(key), shape, item_bytes)
+            for (op, key), (shape, item_bytes) in self.records.items()
+        )
+
+
+class _Attention(torch.autograd.Function):
+    """The shapes of a fused attention kernel and what it keeps; it computes nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        *lead, heads, length, _ = query.shape
+        # As kernels lay it out: [batch, sequence, heads, head_dim], so merging heads is a view.
+        out = query.new_empty((*lead, length, heads, value.shape[-1])).transpose(-2, -3)
+        sums = torch.float64 if query.dtype is torch.float64 else torch.float32
+        rows = query.new_empty(query.shape[:-1], dtype=sums)
+        kept = [query, key, value, out, rows]
+        ctx.save_for_backward(*kept, *([] if mask is None else [mask]))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise AssertionError("only recorded")
 
 
 def _is_layer(node: torch.fx.Node) -> bool:
@@ -71,4 +114,4 @@ def saved_tensors(graph: torch.fx.Graph) -> tuple[Record, ...]:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t)
     with mode, hooks, torch.enable_grad():
         recorder.run(*args)
-    return tuple(recorder.records.values())
+    return recorder.found()

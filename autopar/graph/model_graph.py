@@ -150,6 +150,12 @@ class ModelGraph:
         params = [p.names[0] for p in self.capture.params if not used & set(p.names)]
         return (*params, *(name for name in self.capture.buffers if name not in used))
 
+    def summary(self) -> str:
+        """Blocks, regions, named dims, flops and saved bytes as text."""
+        from autopar.inspection import summarise_model  # built on top of this module
+
+        return summarise_model(self)
+
     @property
     def has_dropout(self) -> bool:
         """Whether some op drops at random in training."""
