@@ -49,6 +49,7 @@ class Compiled:
             optimizer=self.optimizer,
             clip_norm=self.clip_norm,
             device_type=self.device_type,
+            code=self.model,
         )
         if not any(p.is_meta for p in self.model.parameters()):
             module.load_from_rank0(self.model)

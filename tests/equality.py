@@ -181,10 +181,14 @@ def run(job: Job, program: autopar.Compiled) -> Comparison:
         abs(float(loss) - expected.item()) / abs(expected.item()),
         errors,
         abs(float(norm) - float(total)) / float(total),
-        max(float((weights[n] - v).norm()) / max(float(v.norm()), 1e-6) for n, v in state.items()),
+        max(_error(weights[n].double(), v.double()) for n, v in state.items()),
         dict(counter.bytes),
         planned_bytes(program.plan),
     )
+
+
+def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm()) / max(float(wanted.norm()), 1e-6)
 
 
 def planned_bytes(plan: autopar.Plan) -> dict[tuple[str, tuple[str, ...]], int]:

@@ -1,6 +1,7 @@
 """Models with parts that can't be analysed: ops without a rule, layers with Python on values."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from models import Job
@@ -50,6 +51,87 @@ class Distances(Solver):
         return x * torch.cdist(flat, flat).mean()
 
 
+class Clipped(nn.Module):
+    """A layer with Python on the values of each sample, a tie, and a buffer."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.again, self.other = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.again.weight = self.inner.weight
+        self.register_buffer("scale", torch.full((), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, sequence, hidden]."""
+        rows = []
+        for row in self.again(self.inner(self.norm(x))):
+            if row.sum() > 0:
+                row = self.other(row)
+            rows.append(row * self.scale)
+        return x + torch.stack(rows)
+
+
+class Gate(nn.Module):
+    """Boolean indexing, with two inputs and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Values above a threshold go through the linear."""
+        high = (x > options["threshold"]).any(-1)
+        out = options["residual"].clone()
+        out[high] = out[high] + self.linear(x[high])
+        return out, high.to(x.dtype).mean(-1, keepdim=True)
+
+
+class Gated(nn.Module):
+    """Transformer-like, with a gate that isn't repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gate = Stacked(Solver(), Clipped(), Solver()), Gate()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Scores."""
+        x = self.body.embed(ids)
+        for layer in self.body.layers:
+            x = layer(x)
+        x, share = self.gate(x, options={"threshold": 0.5, "residual": x})
+        scores: Tensor = self.body.head(x * (1 + share[..., None])).flatten(0, 1)
+        return scores
+
+
+class Judging(nn.Module):
+    """Python on the values of all samples: they depend on each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, sequence, hidden]."""
+        if x.sum() > 0:
+            x = x + self.linear(x)
+        return x
+
+
+class Normed(nn.Module):
+    """Batch norm, and Python on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(SEQUENCE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, sequence, hidden]."""
+        result: Tensor = self.norm(x)
+        return result * 2 if bool(torch.isnan(x).any()) else result
+
+
 class Stacked(nn.Module):
     """Layers between an embedding and a head."""
 
@@ -74,8 +156,13 @@ def token_loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
 
 def job(*layers: nn.Module) -> Job:
     """The layers as a model in float64, with a batch."""
+    return as_job(Stacked(*layers))
+
+
+def as_job(model: nn.Module) -> Job:
+    """The model in float64, with a batch."""
     torch.manual_seed(0)
-    model = Stacked(*layers).double()
+    model = model.double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     ids = torch.randint(0, 32, (BATCH, SEQUENCE))
@@ -87,6 +174,10 @@ def job(*layers: nn.Module) -> Job:
 
 OPAQUE: dict[str, Callable[[], Job]] = {
     "ops": lambda: job(Solver(), Solver()),
+    "layer": lambda: job(Solver(), Clipped(), Clipped()),
+    "gate": lambda: as_job(Gated()),
+    "judging": lambda: job(Judging(), Judging()),
+    "normed": lambda: job(Normed(), Normed()),
     "fourier": lambda: job(Fourier(), Fourier()),
     "distances": lambda: job(Distances(), Distances()),
 }

@@ -68,6 +68,18 @@ def _innermost(frames: list[_Frame], model: nn.Module, root: str) -> tuple[str, 
     return root, model
 
 
+def innermost_module(error: Exception, model: nn.Module) -> tuple[str, nn.Module]:
+    """The path and the module of the innermost layer that an error came through; ("", model) where
+    it was no layer's."""
+    return _innermost(_frames(error.__traceback__), model, "")
+
+
+def users_place(error: Exception) -> str:
+    """The user's line that an error came from, "model.py:12"."""
+    parts = _users_line(_frames(error.__traceback__)).split(":")
+    return f"{os.path.basename(parts[0])}:{parts[1]}" if len(parts) > 2 else parts[0]
+
+
 def _users_line(frames: list[_Frame]) -> str:
     for frame, line in reversed(frames):
         file = frame.f_code.co_filename

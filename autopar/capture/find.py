@@ -57,6 +57,11 @@ def _candidate(path: str, module: nn.Module, has_inner: bool) -> Candidate | Non
         return None
     if type(module) is nn.Sequential and has_inner:
         return None
+    return as_candidate(path, module)
+
+
+def as_candidate(path: str, module: nn.Module) -> Candidate:
+    """A module as a candidate, whatever it is."""
     return Candidate(path, module, _signature(module))
 
 

@@ -40,6 +40,16 @@ def layer_op() -> Any:
     return torch.ops.autopar.layer.default
 
 
+def opaque_op() -> Any:
+    """`torch.ops.autopar.opaque.default`, which stands for the own code of a layer in its block's
+    graph: `(Tensor[] inputs, Tensor[] weights, str what)`. It is never called."""
+    if not hasattr(torch.ops.autopar, "opaque"):
+        torch.library.define(
+            "autopar::opaque", "(Tensor[] inputs, Tensor[] weights, str what) -> Tensor[]"
+        )
+    return torch.ops.autopar.opaque.default
+
+
 def encode(outputs: Sequence[TensorMeta]) -> str:
     """The text from which the op's fake implementation makes its outputs."""
     return json.dumps([(str(o.dtype).split(".")[-1], o.shape, o.stride) for o in outputs])

@@ -1,6 +1,5 @@
 """What an op without a rule costs, as far as torch knows."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,26 +7,17 @@ import torch.fx
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from autopar.capture.opaque_code import OpaqueWork, code_of
 from autopar.capture.schema import namespace_of
-
-
-@dataclass(frozen=True)
-class OpaqueWork:
-    """What an opaque op does for the whole batch, forward and backward. `carries_batch`: it is
-    proportional to the samples; else every rank does all of it."""
-
-    flops: int
-    backward_flops: int
-    bytes: int
-    backward_bytes: int
-    saved_bytes: int = 0
-    """Beside what autograd was seen to keep."""
 
 
 def op_work(node: torch.fx.Node) -> OpaqueWork | None:
     """The flops that torch.utils.flop_counter's registry gives for an op, twice that for its
     backward, and the bytes of its inputs and outputs. None where nobody knows: for an op that isn't
     torch's own and has no formula there, what it moves says nothing."""
+    code = code_of(node)
+    if code is not None:
+        return code.work
     flops = _flops(node)
     if not flops and namespace_of(node) != "aten":
         return None

@@ -16,9 +16,9 @@ import torch.fx
 from torch import Tensor
 
 from autopar.capture.functional import mutates
+from autopar.capture.opaque_code import Place
+from autopar.runtime.samples import same
 
-Place = tuple[int, int]
-"""A tensor's dim whose major factor is the batch, and the product of its other factors."""
 PIECES = ((1, 1), (2, 3), (3, 4))
 """Samples in the two pieces of each draw."""
 MAX_ELEMENTS = 2**20
@@ -173,19 +173,3 @@ def _place(shapes: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Place | 
         return None
     share = rest.pop()
     return (dim, int(share)) if share == int(share) else None
-
-
-def same(whole: Tensor, parts: Sequence[Tensor], dim: int) -> bool:
-    """Whether a tensor is these one after the other, up to rounding."""
-    if [p.dim() for p in parts] != [whole.dim()] * len(parts):
-        return False
-    lengths = [tuple(n for i, n in enumerate(p.shape) if i != dim) for p in (whole, *parts)]
-    if len(set(lengths)) != 1 or sum(p.shape[dim] for p in parts) != whole.shape[dim]:
-        return False
-    joined = torch.cat(list(parts), dim)
-    if not (whole.is_floating_point() or whole.is_complex()):
-        return torch.equal(joined, whole)
-    wide = whole.to(torch.complex128 if whole.is_complex() else torch.float64)
-    error = (joined.to(wide.dtype) - wide).abs().max().item() if whole.numel() else 0.0
-    scale = wide.abs().max().item() if whole.numel() else 0.0
-    return error <= math.sqrt(torch.finfo(whole.dtype).eps) * max(scale, 1e-30)

@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
 from autopar.capture.captured import Capture, CapturedGraph, GraphInput, Layer, ParamMeta
-from autopar.capture.explain import capture_error
-from autopar.capture.export import BlockProgram, SkeletonProgram, export, foreign_weights, to_graph
-from autopar.capture.fake import fake_like, faked, training_mode
-from autopar.capture.find import Candidate, find_candidates, without_shared
+from autopar.capture.export import BlockProgram, export, to_graph
+from autopar.capture.fake import faked, training_mode
+from autopar.capture.find import find_candidates, without_shared
 from autopar.capture.gradients import check_gradients, layer_nodes
 from autopar.capture.masks import simplify_block, simplify_skeleton, sites_of
 from autopar.capture.prune import pruned, without_unused_weights
 from autopar.capture.reference import Loss, plain_values, tensor_leaves
-from autopar.capture.stub import LayerCall, Recorder, stubbed
+from autopar.capture.skeleton import SkeletonTracer, opaque_graph
+from autopar.capture.stub import LayerCall, Recorder
 from autopar.capture.unique import unique_blocks
 from autopar.errors import AutoparError
 
@@ -36,15 +35,17 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Capture:
     where there is no loss, or where no trainable parameter is reached from it.
     """
     params, buffers = _params(model), dict(model.named_buffers(remove_duplicate=False))
+    originals = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with training_mode(model) as notes, faked(model, mode):
         found, shared = without_shared(model, find_candidates(model))
-        program, recorder, refused = _export_skeleton(model, batch, loss, found, mode)
+        tracer = SkeletonTracer(model, batch, loss, mode, originals, found)
+        program, recorder, refused = tracer.export()
         names = [name for name, _ in tensor_leaves(batch)[0]]
         inputs = tuple(GraphInput(name, False) for name in names)
         skeleton = to_graph(type(model).__name__, program, inputs)
         calls = _called(skeleton, recorder)
-        blocks, index = unique_blocks(calls, lambda call: _export_block(call, mode))
+        blocks, index = unique_blocks(calls, lambda call: _export_block(call, mode, tracer))
     layers = tuple(Layer(c.candidate.path, i) for c, i in zip(calls, index, strict=True))
     blocks = _with_gradients(_with_unique_names(blocks), layers, calls)
     skeleton, blocks, layers, causal = _simplified(skeleton, blocks, layers)
@@ -86,36 +87,6 @@ def _params(model: nn.Module) -> tuple[ParamMeta, ...]:
     )
 
 
-def _export_skeleton(
-    model: nn.Module,
-    batch: Any,
-    loss: Loss | None,
-    candidates: tuple[Candidate, ...],
-    mode: FakeTensorMode,
-) -> tuple[ExportedProgram, Recorder, tuple[str, ...]]:
-    """Trace the model with its layers stubbed. Where a layer turns out to be used in a way that a
-    stub can't serve, all layers of its class stay inline, and the trace starts again."""
-    named, leaves, spec = tensor_leaves(batch)
-    tensors = tuple(fake_like(tensor, mode) for _, tensor in named)
-    notes: tuple[str, ...] = ()
-    while True:
-        recorder = Recorder()
-        try:
-            with stubbed(model, candidates, recorder):
-                program = export(SkeletonProgram(model, leaves, spec, loss), tensors)
-            if not (recorder.refused or (recorder.touched and foreign_weights(program))):
-                return program, recorder, notes
-        except AutoparError:
-            raise
-        except Exception as error:
-            if not recorder.refused and not recorder.touched:
-                raise capture_error(error, model, "") from error
-        path, reason = next(iter((recorder.refused or recorder.touched).items()))
-        kind = next(type(c.module) for c in candidates if c.path == path)
-        candidates = tuple(c for c in candidates if type(c.module) is not kind)
-        notes += (f"layers of class {kind.__name__} stay inline: {path}: {reason}",)
-
-
 def _called(skeleton: CapturedGraph, recorder: Recorder) -> list[LayerCall]:
     """The calls that contribute to the loss, in order; their nodes lose the description of their
     outputs, which only tracing needed."""
@@ -127,7 +98,9 @@ def _called(skeleton: CapturedGraph, recorder: Recorder) -> list[LayerCall]:
     return calls
 
 
-def _export_block(call: LayerCall, mode: FakeTensorMode) -> CapturedGraph:
+def _export_block(call: LayerCall, mode: FakeTensorMode, tracer: SkeletonTracer) -> CapturedGraph:
+    if call.candidate.path in tracer.opaque:
+        return opaque_graph(call, tracer.opaque[call.candidate.path], tracer.samples, mode)
     with mode:
         tensors = tuple(
             meta.empty().requires_grad_(needs)
@@ -138,8 +111,9 @@ def _export_block(call: LayerCall, mode: FakeTensorMode) -> CapturedGraph:
         program = export(BlockProgram(call), tensors)
     except AutoparError:
         raise
-    except Exception as error:
-        raise capture_error(error, module, path) from error
+    except Exception as error:  # noqa: BLE001 (whatever torch raises, the layer runs as it is)
+        tracer.learn(call.candidate, error)
+        return opaque_graph(call, tracer.opaque[path], tracer.samples, mode)
     inputs = tuple(GraphInput(n, g) for n, g in zip(call.names, call.needs_grad, strict=True))
     return to_graph(type(module).__name__, program, inputs)
 

@@ -1,7 +1,7 @@
 """Standing in for layers while the skeleton is traced, and recording how each was called."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,8 +51,10 @@ class LayerCall:
 
 
 @dataclass(frozen=True)
-class _Result:
-    leaves: tuple[Any, ...]  # tensors as (TensorMeta, requires_grad)
+class Result:
+    """What a layer returned: its leaves, tensors as (TensorMeta, requires_grad), and their tree."""
+
+    leaves: tuple[Any, ...]
     spec: Any
 
 
@@ -61,13 +63,20 @@ class Recorder:
     """What one trace of the skeleton sees of its layers.
 
     `refused`: layers that can't be stubbed, and why. `touched`: layers of which the model reads
-    more than the result; that is harmless unless it computes with their weights.
+    more than the result; that is harmless unless it computes with their weights. `known`: results
+    of layers that can't run on fake tensors. `real`: how to run those instead of looking them up.
+    `failed`: the layer that raised, with the error.
     """
+
+    known: Mapping[str, Result] = field(default_factory=dict)
+    real: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    failed: tuple[Candidate, Exception] | None = None
 
     calls: dict[str, LayerCall] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     touched: dict[str, str] = field(default_factory=dict)
-    _results: dict[tuple[str, tuple[bool, ...]], _Result] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    _results: dict[tuple[str, tuple[bool, ...]], Result] = field(default_factory=dict)
 
     def refuse(self, candidate: Candidate, reason: str) -> NotStubbedError:
         self.refused[candidate.path] = reason
@@ -89,6 +98,7 @@ class Recorder:
         if key not in self._results:
             self._results[key] = self._run(candidate, args, kwargs)
         self.calls[candidate.path] = call
+        self.results[candidate.path] = self._results[key]
         tensors = [value for value in values if isinstance(value, Tensor)]
         return _replay(self._results[key], tensors, candidate.path)
 
@@ -99,13 +109,21 @@ class Recorder:
             raise self.refuse(candidate, f"it takes or returns a {type(value).__name__}")
         return value
 
-    def _run(self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Result:
+    def _run(self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
         """The real layer, run once beside the trace to learn its outputs."""
+        if candidate.path in self.known:
+            return self.known[candidate.path]
         tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
         versions = [tensor._version for tensor in tensors]
         # Function modes too: they would note the layer's no_grad and autocast in the trace.
-        with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
-            outputs = candidate.module(*args, **kwargs)
+        run = self.real.get(candidate.path, lambda args, kwargs: candidate.module(*args, **kwargs))
+        try:
+            with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+                outputs = run(args, kwargs)
+            _check_shapes(outputs)
+        except Exception as error:
+            self.failed = (candidate, error)
+            raise
         if versions != [tensor._version for tensor in tensors]:
             raise self.refuse(candidate, "it changes its inputs in place")
         values, spec = pytree.tree_flatten(outputs)
@@ -115,10 +133,19 @@ class Recorder:
             else self._described(candidate, v)
             for v in values
         )
-        return _Result(leaves, spec)
+        return Result(leaves, spec)
 
 
-def _replay(result: _Result, tensors: list[Tensor], path: str) -> Any:
+def _check_shapes(outputs: Any) -> None:
+    """A layer's results have sizes, not symbols for them."""
+    for leaf in pytree.tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and any(not isinstance(n, int) for n in leaf.shape):
+            raise RuntimeError(f"data-dependent: it returns a tensor of shape {tuple(leaf.shape)}")
+        if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise RuntimeError("data-dependent: it returns a number that depends on values")
+
+
+def _replay(result: Result, tensors: list[Tensor], path: str) -> Any:
     described = [leaf for leaf in result.leaves if isinstance(leaf, tuple)]
     outputs = iter(layer_op()(tensors, path, encode([meta for meta, _ in described])))
     leaves = []

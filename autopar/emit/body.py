@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 import torch.fx
 
+from autopar.capture.opaque_code import code_of
 from autopar.emit.names import Lengths, Names, wish
+from autopar.emit.opaque import call_text
 from autopar.emit.printing import Printer, atom, segment_bounds
 from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import arguments, class_of, op_name, shape_of
@@ -171,10 +173,17 @@ class Body:
     def _several(self, node: torch.fx.Node) -> None:
         users = {u.args[1]: u for u in node.users}
         count = len(node.meta["val"])
+        code = code_of(node)
         variables = [
             self.names.fresh(wish(users[i]) if i in users else "_unused") for i in range(count)
         ]
-        self.lines.append(f"{', '.join(variables)} = {self.printer.text(node)}")
+        left = ", ".join(variables) + ("," if count == 1 else "")
+        if code is not None:
+            inputs: tuple[torch.fx.Node, ...] = tuple(node.args[0])  # type: ignore[arg-type]
+            text = f"self.run({call_text(code, [self.operand(node, n) for n in inputs])})"
+        else:
+            text = self.printer.text(node)
+        self.lines.append(f"{left} = {text}")
         self.outputs[node.name] = variables
 
     def _heading(self, node: torch.fx.Node) -> None:

@@ -10,6 +10,7 @@ from autopar.emit.body import Body
 from autopar.emit.declarations import unused_lines, weight_lines
 from autopar.emit.gradient_sync import own_syncs, state_lines, sync_imports, sync_method
 from autopar.emit.names import Lengths, Names, reserved_names
+from autopar.emit.opaque import opaque_node, places_lines
 from autopar.emit.root import RootBody
 from autopar.emit.sharding import shard_method
 from autopar.emit.text import strings, wrapped
@@ -23,6 +24,7 @@ from autopar.layouts.program import Program, splits_of
 
 RUNTIME = (
     "Container",
+    "OpaqueLayer",
     "all_gather",
     "all_reduce",
     "all_reduce_partial",
@@ -56,7 +58,9 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
     used = [
         name
         for name in RUNTIME  # not methods, like Tensor.split or the module's own shard
-        if re.search(rf"(?<!\.)(?<!def )\b{name}\(", code) or name == "Container"
+        if re.search(rf"(?<!\.)(?<!def )\b{name}\(", code)
+        or name == "Container"
+        or f"({name}):" in code
     ]
     head = [
         '"""'
@@ -104,10 +108,15 @@ def _block_class(
     body.run(n for n in block.graph.nodes if n.op == "call_function")
     result = next(n for n in reversed(block.graph.nodes) if n.op == "output")
     returned = [body.operand(result, out) for out in block.outputs()]
+    tied = {n: p.names for p in program.model.capture.params for n in p.names}
     weights: dict[str, tuple[str, ...]] = {
-        node: (own,) for node, own in {**block.params, **block.captured.buffers}.items()
+        node: (own, *(n.removeprefix(prefix) for n in tied[prefix + own] if n != prefix + own))
+        for node, own in block.params.items()
     }
-    lines = [f"class {name}(Container):", f'    """{_span(paths)}"""', ""]
+    weights |= {node: (own,) for node, own in block.captured.buffers.items()}
+    base = "OpaqueLayer" if opaque_node(block) else "Container"
+    lines = [f"class {name}({base}):", f'    """{_span(paths)}"""', ""]
+    lines += places_lines(flow)
     lines += _init(weight_lines(flow, lengths, weights, transient), [])
     lines += ["", f"    def forward(self, {', '.join(arguments)}):"]
     for line in body.lines:
@@ -194,7 +203,11 @@ def _layer_lines(program: Program, class_of_path: Mapping[str, str]) -> list[str
     out = []
     for container, paths in containers.items():
         made = [class_of_path[path] for path in paths]
-        if len(set(made)) == 1:
+        keys = [path.rpartition(".")[2] for path in paths]
+        if keys != [str(i) for i in range(len(keys))]:
+            pairs = (f'"{key}": {name}(mesh)' for key, name in zip(keys, made, strict=True))
+            layers = "{" + ", ".join(pairs) + "}"
+        elif len(set(made)) == 1:
             layers = f"[{made[0]}(mesh) for _ in range({len(made)})]"
         else:
             layers = "[" + ", ".join(f"{name}(mesh)" for name in made) + "]"

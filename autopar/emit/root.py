@@ -44,11 +44,11 @@ class RootBody(Body):
         self.lines.append("# ---- layers")
         tensors: tuple[torch.fx.Node, ...] = tuple(first.args[0])  # type: ignore[arg-type]
         texts = [self.operand(first, t) for t in tensors]
-        container = path_text(str(first.args[1]).rpartition(".")[0])
-        start = index_of(first)
+        path = str(first.args[1])
+        container = path_text(path.rpartition(".")[0])
         if len(run) == 1:
             names = [self.names.fresh("hidden_states") for _ in first.meta["val"]]
-            call = f"{container}[{start}]({', '.join(texts)})"
+            call = f"{path_text(path)}({', '.join(texts)})"
             self.lines.append(f"{', '.join(names)} = {call}")
             self.outputs[last.name] = names
             return
@@ -57,6 +57,7 @@ class RootBody(Body):
         name = self.names.fresh("hidden_states")
         self.lines.append(f"{name} = {texts[carried]}")
         texts[carried] = name
+        start = index_of(first)
         self.lines.append(f"for i in range({start}, {start + len(run)}):")
         self.lines.append(f"    {name} = {container}[i]({', '.join(texts)})")
         self.outputs[last.name] = [name]
@@ -105,6 +106,8 @@ def _follows(run: list[torch.fx.Node], call: torch.fx.Node, body: RootBody) -> b
     if body.class_of_path[path] != body.class_of_path[str(before.args[1])]:
         return False
     if path.rpartition(".")[0] != str(before.args[1]).rpartition(".")[0]:
+        return False
+    if not path.rpartition(".")[2].isdigit():
         return False
     carried = carried_argument(before, call)
     if carried is None or index_of(call) != index_of(before) + 1:

@@ -9,7 +9,7 @@ import torch.fx
 from autopar.capture.captured import Capture, CapturedGraph
 from autopar.capture.price import op_work
 from autopar.capture.saved import saved_tensors
-from autopar.errors import AutoparError
+from autopar.capture.skeleton import batch_size
 from autopar.graph.batch_mixing import batch_sums
 from autopar.graph.dims import BlockDims, broken_cuts, is_cut, join_inputs, read_dims
 from autopar.graph.factors import Factor, find, freeze, leaves, resolve, set_hint, size, unify
@@ -112,12 +112,7 @@ def _cut_inputs(graph: torch.fx.Graph, flags: Flags) -> set[str]:
 
 def _batch_size(capture: Capture) -> int:
     values = {n.name: n.meta["val"] for n in capture.skeleton.graph.nodes if n.op == "placeholder"}
-    shapes = [tuple(values[i.node].shape) for i in capture.skeleton.inputs]
-    sized = [shape[0] for shape in shapes if shape]
-    if not sized:
-        raise AutoparError("no tensor of the batch has a dim; the first dim must be the batch")
-    # The size that most tensors have; of equals the first tensor's.
-    return int(max(sized, key=lambda length: (sized.count(length), -sized.index(length))))
+    return batch_size([tuple(values[i.node].shape) for i in capture.skeleton.inputs])
 
 
 def _batch_hook(capture: Capture):  # type: ignore[no-untyped-def]

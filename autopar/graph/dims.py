@@ -11,9 +11,20 @@ from dataclasses import dataclass
 import torch
 import torch.fx
 
-from autopar.capture.probe import Dependent, Independent, Place, probe
+from autopar.capture.opaque_code import OpaqueCode, Place, code_of
+from autopar.capture.probe import Dependent, Independent, probe
 from autopar.capture.source_line import source_line
-from autopar.graph.factors import FactorError, Product, leaves, new_dim, resolve, size, unify
+from autopar.graph.factors import (
+    FactorError,
+    Product,
+    leaves,
+    new_dim,
+    resolve,
+    set_hint,
+    size,
+    split_minor,
+    unify,
+)
 from autopar.graph.ops import arguments, class_of, op_name, shape_of
 from autopar.graph.rules import RULES, Dims, OpDims, untraced_cut
 
@@ -89,7 +100,11 @@ def _apply(
             why = str(error)
     else:
         why = "no factor rule"
-    return _opaque(node, dims, f"{node.target} at {source_line(node)}: {why}", opaque)
+    code = code_of(node)
+    what = f"{node.target} at {source_line(node)}: {why}"
+    if code is not None:
+        what = f"the layer's own code runs, {code.where} can't be exported ({code.why})"
+    return _opaque(node, dims, what, opaque)
 
 
 def _opaque(node: torch.fx.Node, dims: KnownDims, what: str, opaque: dict[str, str]) -> OpDims:
@@ -97,14 +112,16 @@ def _opaque(node: torch.fx.Node, dims: KnownDims, what: str, opaque: dict[str, s
     values = node.meta["val"]
     tensors = values if isinstance(values, (list, tuple)) else [values]
     out = [[new_dim(int(length)) for length in t.shape] for t in tensors]
-    found, batch = _batch(node, dims)
+    code = code_of(node)
+    found, batch = _batch(node, dims) if code is None else _code_batch(code, node, dims)
     if isinstance(found, Independent):
         for value, tensor, (dim, _) in zip(tensors, out, found.outputs, strict=True):
             # The probe may have shrunk what shares the dim with the batch.
             rest, left = divmod(int(value.shape[dim]), size(batch))
             assert left == 0, (node, value.shape, dim)
             tensor[dim] = _with_rest(batch, rest, node, dims)
-        text = f"{what}; samples are independent, as a probe found"
+        how = "a probe" if code is None else "small runs"
+        text = f"{what}; samples are independent, as {how} found"
     else:
         text = f"{what}; {found.why}"
     opaque[node.name] = text
@@ -132,6 +149,21 @@ def _batch(node: torch.fx.Node, dims: KnownDims) -> tuple[Independent | Dependen
     if not places:
         return Dependent("its inputs don't carry the batch"), []
     return probe(node, places), batch
+
+
+def _code_batch(
+    code: OpaqueCode, node: torch.fx.Node, dims: KnownDims
+) -> tuple[Independent | Dependent, Product]:
+    """Where small runs of a layer found the batch, joined over its inputs."""
+    batch: Product = []
+    inputs: tuple[torch.fx.Node, ...] = tuple(node.args[0])  # type: ignore[arg-type]
+    for n, place in zip(inputs, code.inputs, strict=True):
+        if place is not None:
+            major, _ = split_minor(dims[n][0][place[0]], place[1])
+            batch = batch or major
+            unify(batch, major)
+    set_hint(batch, "batch")
+    return (Dependent(code.mixing) if code.mixing else Independent(code.outputs)), batch
 
 
 def _leads(dim: Product) -> bool:

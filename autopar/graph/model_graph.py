@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch.fx
 
 from autopar.capture.captured import Capture, CapturedGraph, Layer, ParamMeta
-from autopar.capture.price import OpaqueWork
+from autopar.capture.opaque_code import OpaqueWork
 from autopar.graph.factors import DimExpr
 from autopar.plugin import Region
 

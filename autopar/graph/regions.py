@@ -13,6 +13,7 @@ import networkx as nx
 import torch.fx
 
 from autopar.capture.captured import CapturedGraph
+from autopar.capture.opaque_code import code_of
 from autopar.graph.dims import BlockDims
 from autopar.graph.factors import Factor, leaves, resolve
 from autopar.graph.flags import Flags
@@ -174,6 +175,9 @@ def _parts(dim: Sequence[Factor]) -> set[Factor]:
 
 
 def _drops(node: torch.fx.Node) -> bool:
+    code = code_of(node)
+    if code is not None:
+        return code.random
     name = op_name(node)
     if name == "dropout":
         return bool(arguments(node)["p"] > 0)

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 from autopar.batch_spec import BatchSpec
+from autopar.capture.opaque_code import code_of
 from autopar.capture.source_line import source_line
 from autopar.cluster import ClusterSpec, describe_cluster
 from autopar.graph.model_graph import ModelGraph
@@ -62,8 +63,13 @@ def decide(
 
 def opaque_ops(model: ModelGraph) -> tuple[str, ...]:
     """What can't be analysed and is only replicated, and why."""
+    paths = {block.name: path for path, block in reversed(list(model.instances()))}
     return tuple(
-        f"{block.name}: {reason}" for block in model.blocks for reason in block.opaque.values()
+        f"{block.name} ({paths[block.name]}): {reason}"
+        if paths[block.name]
+        else f"{block.name}: {reason}"
+        for block in model.blocks
+        for reason in block.opaque.values()
     )
 
 
@@ -72,7 +78,14 @@ def opaque_prices(model: ModelGraph) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for block in model.blocks:
         for op in block.ops.values():
-            if op.opaque and op.work is not None:
+            code = code_of(op.node)
+            if code is not None:
+                found[
+                    f"{block.name} runs its own code: its flops, bytes and saved activations were "
+                    "counted in runs of 2 and 4 samples on the CPU and scaled with the samples; a "
+                    "parameter that it doesn't use in a step gets a gradient of zeros"
+                ] = None
+            elif op.opaque and op.work is not None:
                 how = "torch's flop formula" if op.work.flops else "the bytes it moves alone"
                 where = f"{op.node.target} at {source_line(op.node)}"
                 found[f"{where} has no rule: it is priced by {how}, its backward twice that"] = None

@@ -19,6 +19,7 @@ from autopar.runtime.fsdp import shard_fully
 from autopar.runtime.gradient_sync import gradient, keep_state, state
 from autopar.runtime.launch import initialise
 from autopar.runtime.layout import cat, split
+from autopar.runtime.opaque import OpaqueLayer
 from autopar.runtime.parameters import Container, Declaration, declare, declare_layers
 from autopar.runtime.process_mesh import Group, ProcessMesh
 from autopar.runtime.program import run_program
@@ -31,6 +32,7 @@ __all__ = [
     "Container",
     "Declaration",
     "Group",
+    "OpaqueLayer",
     "ProcessMesh",
     "StepResult",
     "TrainingModule",

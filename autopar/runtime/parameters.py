@@ -2,7 +2,7 @@
 parts of.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -121,11 +121,15 @@ def declare(
         parent.register_parameter(leaf, nn.Parameter(local, requires_grad=trainable))
 
 
-def declare_layers(module: Container, name: str, layers: Sequence[nn.Module]) -> None:
-    """Puts `layers` under `name` by their index: `module.<name>[0]` and so on."""
+def declare_layers(
+    module: Container, name: str, layers: Sequence[nn.Module] | Mapping[str, nn.Module]
+) -> None:
+    """Puts `layers` under `name` by their index, `module.<name>[0]` and so on, or by their keys."""
     parent = _submodule(module, name)
-    for index, layer in enumerate(layers):
-        parent.add_module(str(index), layer)
+    named = layers if isinstance(layers, Mapping) else dict(enumerate(layers))
+    for key, layer in named.items():
+        _check_free(parent, str(key))
+        parent.add_module(str(key), layer)
 
 
 def declared(root: nn.Module) -> Iterator[tuple[str, Container, str, Declaration]]:

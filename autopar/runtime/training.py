@@ -18,6 +18,7 @@ from autopar.runtime.fsdp import close_root, forget_forward
 from autopar.runtime.gradients import clip_gradients, global_norm, sum_axes, sum_gradients
 from autopar.runtime.launch import initialise
 from autopar.runtime.leaves import leaves_of
+from autopar.runtime.opaque import OpaqueLayer
 from autopar.runtime.process_mesh import ProcessMesh
 from autopar.runtime.program import read_program
 from autopar.runtime.random_stream import RandomStream
@@ -46,7 +47,7 @@ class TrainingModule:
     callable of (name, parameter) pairs for groups; the parameters are this rank's local parts under
     the plain model's names. `clip_norm`: the largest global gradient norm, or None. `seed` of the
     dropout masks (left out, rank 0's torch seed): data ranks draw different ones, and nothing that
-    the user's code draws changes them.
+    the user's code draws changes them. `code`: the plain model, whose opaque layers run.
 
     Every method is a collective unless it says otherwise. Weights are uninitialised until
     `load_weights` or `load_from_rank0`.
@@ -62,6 +63,7 @@ class TrainingModule:
         clip_norm: float | None = None,
         device_type: str = "cpu",
         seed: int | None = None,
+        code: nn.Module | None = None,
     ) -> None:
         initialise(device_type)
         self.program = read_program(program)
@@ -71,6 +73,8 @@ class TrainingModule:
         if self.program.defines("shard"):
             self.model.shard()
         close_root(self.model)
+        if code is not None:
+            _bind(self.model, code)
         self.leaves = leaves_of(self.model, self.mesh)
         self._open_groups()
         self._sharded_state = ShardedState(self.leaves)
@@ -306,6 +310,12 @@ class TrainingModule:
     def _need_gradients(self, method: str) -> None:
         if not self._gradients_ready:
             raise AutoparError(f"{method}() needs the gradients of a forward_backward() before it")
+
+
+def _bind(root: nn.Module, code: nn.Module) -> None:
+    for name, module in root.named_modules():
+        if isinstance(module, OpaqueLayer):
+            module.bind(name, code.get_submodule(name))
 
 
 def build_optimizer(
