@@ -42,13 +42,13 @@ def test_equality(pool4: Pool, model: str, case: str) -> None:
 
 
 def test_plan_and_warning_name_op_and_line() -> None:
-    pattern = r"(?s)Solver: aten\.cdist\.default at opaque_models\.py:\d+: no factor rule; samples"
+    pattern = r"(?s)Solver \(layers\.0\): aten\.cdist\.default at opaque_models\.py:\d+: no factor rule; samples"
     with pytest.warns(autopar.OpaqueWarning, match=pattern):
         program = compiled(OPAQUE["ops"](), "dp2_tp2")
     named = " ".join(program.plan.opaque)
     assert "aten.linalg_solve.default at opaque_models.py:" in named
     assert any("linalg_solve" in text and "priced by" in text for text in program.plan.assumptions)
-    assert "Opaque: Solver: aten.cdist" in program.plan.summary()
+    assert "Opaque: Solver (layers.0): aten.cdist" in program.plan.summary()
     assert "torch.ops.aten.linalg_solve.default(" in program.source
 
 
