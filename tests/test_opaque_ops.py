@@ -42,7 +42,9 @@ def test_equality(pool4: Pool, model: str, case: str) -> None:
 
 
 def test_plan_and_warning_name_op_and_line() -> None:
-    pattern = r"(?s)Solver \(layers\.0\): aten\.cdist\.default at opaque_models\.py:\d+: no factor rule; samples"
+    pattern = (
+        r"(?s)Solver \(layers\.0\): aten\.cdist\.default at opaque_models\.py:\d+: no factor rule"
+    )
     with pytest.warns(autopar.OpaqueWarning, match=pattern):
         program = compiled(OPAQUE["ops"](), "dp2_tp2")
     named = " ".join(program.plan.opaque)
