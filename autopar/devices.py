@@ -18,7 +18,8 @@ class Kernels:
     attention reaches `attention` (`attention_backward` of it in the backward) of long sequences
     with wide heads, half of it at sequences of `attention_half`. The host runs ahead: device and
     host times h and d join to (d^q + h^q)^(1/q), q = `host_exponent`; a backward has
-    `backward_ops` host ops for each forward op.
+    `backward_ops` host ops for each forward op, an optimizer step `optimizer_ops` for each
+    parameter (torch steps lists of parameters at once on GPUs).
     """
 
     units: int
@@ -33,6 +34,7 @@ class Kernels:
     attention_half: float
     host_exponent: float
     backward_ops: float
+    optimizer_ops: float
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def preset_info(name: str) -> PresetInfo:
 def _sources(data: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """(number, source), "device.memory_bytes" say; those in a list go by the entry's name."""
     if isinstance(data, Mapping) and "source" in data:
-        yield ".".join(path), str(data["source"])
+        note = "" if data["verified"] else " [not verified]"
+        yield ".".join(path), str(data["source"]) + note
     elif isinstance(data, Mapping):
         for key, value in data.items():
             yield from _sources(value, (*path, key))

@@ -56,7 +56,9 @@ class ComputeCost(CostModel):
 def host_seconds(effect: Compute, device: Device) -> float:
     """What the host takes to start the op."""
     ops = OVERHEADS[effect.op]
-    if device.kernels is not None and effect.phase == "backward":
+    if device.kernels is not None and effect.op == "optimizer":
+        ops = device.kernels.optimizer_ops
+    elif device.kernels is not None and effect.phase == "backward":
         ops *= device.kernels.backward_ops
     return ops * device.op_overhead_s
 

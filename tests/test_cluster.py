@@ -1,6 +1,7 @@
 """Clusters: every way to give one, what is refused, and the presets as data."""
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,16 @@ def test_refused_files(tmp_path: Path, name: str, text: str, message: str) -> No
         resolve_cluster(tmp_path / name)
 
 
+def test_the_manual_s_example(tmp_path: Path) -> None:
+    manual = Path(__file__).parent.parent / "docs" / "clusters.md"
+    (example,) = re.findall(r"```yaml\n(.*?)```", manual.read_text("utf-8"), re.DOTALL)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(example, encoding="utf-8")
+    spec = resolve_cluster(path)
+    assert [link.devices for link in spec.links] == [8, 64, 256]
+    assert spec.links[-1].oversubscription == 2
+
+
 # ---------------------------------------------------------------- topologies
 
 
@@ -270,6 +281,7 @@ def test_every_number_of_a_preset_is_listed_with_its_source(name: str) -> None:
     assert info.summary and info.date == read_preset(name)["date"]
     assert "device.memory_bytes: " in listed
     assert ".latency_s, " in listed or ".latency_s: " in listed
+    assert ("[not verified]" in listed) is (name != "cpu")
 
 
 @pytest.mark.parametrize("spec", [f"{name}:16" for name in preset_names()])

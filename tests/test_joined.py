@@ -59,6 +59,20 @@ def test_a_joined_collective_adds_its_bytes_and_its_share_of_a_bucket() -> None:
     assert split_price(gradient(half), cost) == pytest.approx(half * S_PER_BYTE + LATENCY_S / 2)
 
 
+def test_shares_add_up_to_the_whole_where_short_messages_go_another_way() -> None:
+    """By the cheaper of an algorithm without latency and one with: at a bucket's rate."""
+
+    def cheaper(effect: Effect) -> float:
+        assert isinstance(effect, Collective)
+        return min(0.25 + 1e-5 * effect.bytes, cost(effect))
+
+    sizes = (100, BUCKET_BYTES // 4, BUCKET_BYTES - BUCKET_BYTES // 4 - 100)
+    shares = sum(split_price(gather(size), cheaper) for size in sizes)
+    whole = cheaper(gather(BUCKET_BYTES)) - cheaper(gather(0))
+    assert shares == pytest.approx(whole)
+    assert sum(cheaper(gather(size)) - cheaper(gather(0)) for size in sizes) > 1.01 * whole
+
+
 @pytest.mark.parametrize("takers", [0, 1, 2])
 def test_a_layer_pays_for_a_call_once_if_any_region_takes_part(takers: int) -> None:
     call = gather(0, what="")

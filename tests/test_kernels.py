@@ -26,6 +26,7 @@ KERNELS = Kernels(
     attention_half=512,
     host_exponent=3.0,
     backward_ops=2.0,
+    optimizer_ops=0.5,
 )
 UNIT = RATE * 0.8 / 100
 CHIP = Device("chip", "nccl", 2**30, (("bfloat16", RATE),), MEMORY, 1e-5, kernels=KERNELS)
@@ -117,6 +118,8 @@ def test_the_host_runs_ahead() -> None:
     op = Compute("pointwise", 0, 0, "bfloat16", "backward")
     assert host_seconds(op, CHIP) == 2e-5
     assert ComputeCost().cost(op, Mesh(()), CLUSTER) == pytest.approx(2e-5)
+    step = Compute("optimizer", 0, 0, "bfloat16", "optimizer")
+    assert host_seconds(step, CHIP) == 5e-6
 
 
 def test_kernels_are_part_of_a_cluster_s_description() -> None:

@@ -17,7 +17,7 @@ from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program
 from autopar.layouts.typing import RegionTyping
 from autopar.plan import CollectiveTotal, Predicted
-from autopar.planning.joined import empty_call, whole_calls
+from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
 from autopar.planning.region_effects import (
     buffer_effects,
@@ -44,14 +44,14 @@ def account(program: Program, prices: Prices, state_ratio: float, tokens: int) -
     groups: dict[tuple[str, tuple[str, ...], str, str], list[float]] = {}
     transients: Counter[str] = Counter()
     for path, effect, calls in whole_calls(program_effects(program, state_ratio)):
-        price = prices.cost(effect)
+        one = _one_call(effect, calls) if isinstance(effect, Collective) else effect
+        price = calls * prices.cost(one)
         times = program.setting.microbatches
         if isinstance(effect, Collective):
             times = times if effect.per == "microbatch" else 1
-            price += (calls - 1) * prices.cost(empty_call(effect))
             seconds["communication"] += price * times
             axes = tuple(part.axis for part in effect.axes)
-            key = (effect.op, axes, effect.phase, prices.explain(_one_call(effect, calls)))
+            key = (effect.op, axes, effect.phase, prices.explain(one))
             total = groups.setdefault(key, [0, 0, 0.0])
             total[0] += effect.bytes * times
             total[1] += calls * times

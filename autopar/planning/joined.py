@@ -24,10 +24,16 @@ def empty_call(effect: Collective) -> Collective:
 
 
 def split_price(effect: Collective, cost: Cost) -> float:
-    """Seconds that a joined collective adds: of its bytes, and of the buckets that it fills."""
+    """Seconds that a joined collective adds: of its bytes, and of the buckets that it fills.
+
+    A byte costs what it costs in a bucket, whatever the share that it comes with: a short message
+    alone would go by another algorithm, and prices of shares must add up to that of the whole.
+    """
     call_s = cost(empty_call(effect))
-    buckets = min(1.0, effect.bytes / BUCKET_BYTES) if effect.unit == BUCKET else 0.0
-    return cost(effect) - call_s + buckets * call_s
+    bucket_s = cost(replace(empty_call(effect), bytes=BUCKET_BYTES))
+    filled = effect.bytes / BUCKET_BYTES
+    buckets = min(1.0, filled) if effect.unit == BUCKET else 0.0
+    return filled * (bucket_s - call_s) + buckets * call_s
 
 
 def whole_calls(effects: Iterable[tuple[str, Effect]]) -> Iterator[tuple[str, Effect, int]]:
