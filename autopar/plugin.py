@@ -50,7 +50,9 @@ __all__ = [
 
 BUCKET = "bucket"
 Phase = Literal["forward", "backward", "grad_sync", "optimizer"]
-Role = Literal["batch", "sequence", "hidden", "heads", "query_group", "ffn", "vocab", "other"]
+Role = Literal[
+    "batch", "sequence", "hidden", "heads", "query_group", "ffn", "channels", "vocab", "other"
+]
 Option = str | int | float | bool | None
 
 
@@ -87,7 +89,8 @@ class Region:
     """Ops of one block that share their choices.
 
     `name` is unique in the block: "stream" for what lies between (norms, residual adds), else the
-    role of the internal dim ("heads", "ffn", "ffn_2", …). `layer_class` names the block.
+    role of the internal dim ("heads", "ffn", "ffn_2", "channels", …), "mixing" for ops that need
+    the whole batch. `layer_class` names the block.
     """
 
     name: str

@@ -25,7 +25,7 @@ class Sequence(Strategy):
         """The candidate with the region's sequence dim split over tp."""
         if mesh.size("tp") == 1 or candidate.uses("tp"):
             return
-        if any(dim.internal and dim.role in ("heads", "ffn") for dim in region.dims):
+        if any(dim.internal and dim.role in ("heads", "ffn", "channels") for dim in region.dims):
             yield Refusal(f"region {region.name}: its own dim may be split by tensor")
             return
         sequence = region.dim("sequence")

@@ -16,12 +16,13 @@ from autopar.plugin import (
     Strategy,
 )
 
-ROLES = ("heads", "ffn", "vocab")
+ROLES = ("heads", "ffn", "channels", "vocab")
 
 
 @dataclass(frozen=True)
 class Tensor(Strategy):
-    """Splits the dim that is born and contracted inside a region, heads, ffn or vocab, over tp.
+    """Splits the dim that is born and contracted inside a region, heads, ffn, channels or vocab,
+    over tp.
 
     Communication that follows: the region's output is a partial sum, so it is all-reduced over tp
     (reduce-scattered where what comes next is split), and in the backward its input's gradient is
@@ -37,13 +38,15 @@ class Tensor(Strategy):
     def refine(
         self, candidate: Candidate, region: Region, mesh: Mesh
     ) -> Iterable[Candidate | Refusal]:
-        """The candidate with one internal dim of role heads, ffn or vocab split over tp."""
+        """The candidate with one internal dim of such a role split over tp."""
         size = mesh.size("tp")
         if size == 1 or candidate.uses("tp"):
             return
         own = [dim for dim in region.dims if dim.internal and dim.role in ROLES]
         if not own:
-            yield Refusal(f"region {region.name} has no heads, ffn or vocab dim of its own")
+            yield Refusal(
+                f"region {region.name} has no heads, ffn, channels or vocab dim of its own"
+            )
         for dim in own:
             if dim.blocked:
                 yield Refusal(f"region {region.name}: {dim.name} can't be split: {dim.blocked}")

@@ -32,7 +32,7 @@ def test_nothing_to_say_without_the_axis_or_a_second_time() -> None:
 def test_refusals() -> None:
     assert (
         refusal(Tensor(), STREAM, mesh(tp=2))
-        == "region stream has no heads, ffn or vocab dim of its own"
+        == "region stream has no heads, ffn, channels or vocab dim of its own"
     )
     assert refusal(Tensor(), HEADS_REGION, mesh(tp=8)) == (
         "region heads: heads = 4 isn't divisible by tp = 8"
@@ -42,7 +42,7 @@ def test_refusals() -> None:
         "region heads: heads can't be split: a norm runs over all heads"
     )
     crossing = region("stream", Dim("heads", 4, "heads", internal=False))
-    assert "no heads, ffn or vocab dim of its own" in refusal(Tensor(), crossing, mesh(tp=2))
+    assert "no heads, ffn, channels or vocab dim of its own" in refusal(Tensor(), crossing, mesh(tp=2))
     used = Candidate("ffn").with_split("other", "ffn", (AxisPart("ep", 2),))
     assert refusal(Tensor(), FFN_REGION, mesh(ep=2, tp=2), used) == (
         "region ffn: ffn is already split"

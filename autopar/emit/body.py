@@ -156,6 +156,12 @@ class Body:
             self.put(node.name, self.outputs[node.args[0].name][node.args[1]])  # type: ignore[union-attr,index]
             return
         self._heading(node)
+        if class_of(name) == "buffer_update" and not self.is_opaque(node):
+            (buffer,) = node.all_input_nodes
+            text = self.operand(node, buffer)
+            self.lines += ["if self.training:", f"    {text} += {arguments(node)['other']}"]
+            self.put(node.name, text)
+            return
         if isinstance(node.meta["val"], (list, tuple)):
             self._several(node)
             return

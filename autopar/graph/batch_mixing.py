@@ -25,7 +25,8 @@ def batch_sums(
 
     `counts` are those already found; only the skeleton (`returns_loss`) can have more.
     """
-    found, mixing = set(counts), {}
+    # A count of constants (labels made by arange) is the whole batch's on every rank already.
+    found, mixing = {n for n in counts if n.name in flags.from_batch}, {}
     for node in graph.nodes:
         if node.op != "call_function" or node in found or not _mixes(node, known, flags):
             continue

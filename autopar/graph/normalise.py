@@ -182,7 +182,7 @@ def is_prologue_only(node: torch.fx.Node, counts: tuple[torch.fx.Node, ...]) -> 
         if current in counts or current in seen:
             continue
         seen.add(current)
-        if current.op == "output":
+        if current.op == "output" or not current.users:  # a write into a buffer has no users
             return False
         todo += current.users
     return True

@@ -45,6 +45,7 @@ OPS_BY_CLASS: dict[str, str] = {
     "embedding": "embedding",
     "loss": "cross_entropy_loss nll_loss mse_loss l1_loss smooth_l1_loss huber_loss "
     "binary_cross_entropy_with_logits",
+    "buffer_update": "add_",
     "constant": "arange zeros ones full scalar_tensor eye linspace",
     "getitem": "getitem",
     "layer": "layer",

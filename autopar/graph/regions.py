@@ -30,7 +30,10 @@ ROLES: dict[str, Role] = {
     "query_group": "query_group",
     "vocab": "vocab",
     "ffn": "ffn",
+    "channels": "channels",
 }
+MIXING = "mixing"
+"""The region of ops with a gradient that need the whole batch (a contrastive loss, say)."""
 
 
 @dataclass
@@ -202,7 +205,12 @@ def find_regions(
     regions = BlockRegions(graph, captured, known, flags, prologue)
     ops = [n for n in graph.nodes if n.op == "call_function" and n.name not in prologue]
     grads = [n for n in ops if n.name in flags.needs_grad or _has_grad_outputs(n, flags)]
+    mixing = [n for n in grads if _mixes_samples(regions, n)]
+    for node in mixing:
+        regions.owner[node.name] = MIXING
     regions.internal = _internal_regions(regions, grads)
+    if mixing:
+        regions.internal.append(Internal([], mixing, MIXING, MIXING))
     for internal in regions.internal:
         for node in internal.ops:
             regions.owner.setdefault(node.name, internal.name)
@@ -213,6 +221,14 @@ def find_regions(
         if not _of_layer(node):
             regions.owner.setdefault(node.name, STREAM)
     return regions
+
+
+def _mixes_samples(regions: BlockRegions, node: torch.fx.Node) -> bool:
+    """Whether an op runs on the whole batch only: it gets a region of its own, so that what comes
+    before and after can still split the batch."""
+    if _of_layer(node):
+        return False
+    return any(f.hint == "batch" for f in regions.blocked(node))
 
 
 def _of_layer(node: torch.fx.Node) -> bool:
@@ -239,7 +255,7 @@ def _external(regions: BlockRegions) -> set[Factor]:
     for node in known.outputs:
         out |= set(regions.tensor_leaves(node))
     for node in known.ops:
-        if class_of(op_name(node)) == "layer":
+        if class_of(op_name(node)) == "layer" or regions.owner.get(node.name) == MIXING:
             out |= set(regions.carried(node))
     return {leaf for leaf in out if leaf.hint not in ATTENTION_OWN}
 
@@ -249,6 +265,7 @@ def _internal_regions(regions: BlockRegions, ops: list[torch.fx.Node]) -> list[I
     carriers: dict[Factor, list[torch.fx.Node]] = {}
     blocked: set[Factor] = set()
     contracted: set[Factor] = set()
+    ops = [n for n in ops if regions.owner.get(n.name) != MIXING]
     for node in ops:
         for leaf in regions.carried(node):
             if leaf not in external:
@@ -288,7 +305,7 @@ def _role(inner: list[Factor], nodes: list[torch.fx.Node]) -> str:
         return "heads"
     if any(f.hint == "vocab" for f in inner):
         return "vocab"
-    return "ffn"
+    return "channels" if "convolution" in classes else "ffn"
 
 
 def _absorb_views(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:

@@ -24,6 +24,7 @@ COST_CLASS = {
     "pointwise": "pointwise",
     "contraction": "matmul",
     "channelwise": "pointwise",
+    "buffer_update": "pointwise",
     "scan": "copy",
     "normalisation": "normalisation",
     "batch_norm": "normalisation",

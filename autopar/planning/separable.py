@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.flow import Flow
-from autopar.layouts.layout import Setting
+from autopar.layouts.layout import Setting, names
 from autopar.layouts.program import Program
 from autopar.mesh import AxisPart, Mesh
 from autopar.plugin import Candidate
@@ -19,9 +19,6 @@ def why_inseparable(model: ModelGraph) -> str | None:
     """None where the loss can be summed over microbatches, else the reason."""
     if model.batch_size == 1:
         return None
-    norm = _batch_statistics(model)
-    if norm is not None:
-        return norm
     trial = AxisPart("mb", model.batch_size)
     setting = Setting(Mesh((("mb", model.batch_size),)), (trial,), 1)
     choices = {}
@@ -34,6 +31,9 @@ def why_inseparable(model: ModelGraph) -> str | None:
             splits = ((batch.name, (trial,)),) if batch is not None else ()
             chosen[region.name] = Candidate(region.name, splits)
         choices[path] = chosen
+    norm = _batch_statistics(model)
+    if norm is not None:
+        return norm
     program = Program(model, setting, choices)
     try:
         flows = program.flows
@@ -50,11 +50,16 @@ def why_inseparable(model: ModelGraph) -> str | None:
 
 
 def _batch_statistics(model: ModelGraph) -> str | None:
-    """An op that exchanges statistics over the batch within itself."""
+    """An op that takes the whole batch in within itself, or makes numbers for all of it."""
     for block in model.blocks:
         for name, op in block.ops.items():
-            if "batch" in op.closed:
+            if op.kind == "batch_norm" and "batch" in op.closed:
                 return f"{name} of {block.name} takes its statistics over the whole batch"
+            value = block.values.get(name)
+            if op.kind != "constant" or value is None or value.from_batch:
+                continue
+            if "batch" in names(value.dims):
+                return f"{name} of {block.name} numbers the samples of the whole batch"
     return None
 
 

@@ -23,6 +23,7 @@ RULES: dict[str, Rule] = {
     "pointwise": elementwise.pointwise,
     "channelwise": elementwise.channelwise,
     "scan": elementwise.scan,
+    "buffer_update": elementwise.buffer_update,
     "constant": elementwise.constant,
     "contraction": products.contraction,
     "attention": products.attention,

@@ -2,7 +2,7 @@
 
 import torch.fx
 
-from autopar.graph.factors import new_dim, unify
+from autopar.graph.factors import FactorError, new_dim, unify
 from autopar.graph.ops import arguments, is_tensor, op_name, shape_of
 from autopar.graph.rules.base import Known, OpDims, broadcast, dims_of, which_dims
 
@@ -36,3 +36,10 @@ def scan(node: torch.fx.Node, known: Known) -> OpDims:
         along = which_dims(args.get("dim", args.get("dims")), len(x))
     outputs = 2 if isinstance(node.meta["val"], (list, tuple)) else 1
     return OpDims([x] * outputs, blocked=[(x[d], f"{name} runs along it") for d in along])
+
+
+def buffer_update(node: torch.fx.Node, known: Known) -> OpDims:
+    """`buffer += number`: batch norm's count of batches."""
+    if len(node.all_input_nodes) != 1 or node.all_input_nodes[0].op != "placeholder":
+        raise FactorError("a tensor written into a buffer")
+    return OpDims([dims_of(known, node.all_input_nodes[0])])
