@@ -14,7 +14,7 @@ from autopar.cost_models.collective_libraries import (
     LIBRARIES,
     STANDS_FOR,
 )
-from autopar.cost_models.topology import Route, route
+from autopar.cost_models.topology import Level, Route, route
 from autopar.plugin import (
     AutoparError,
     ClusterSpec,
@@ -73,9 +73,8 @@ def cheapest(
 
     A link that was measured for this op goes by that.
     """
-    fits = _fits(op, levels)
-    if fits:
-        return _measured(op, levels, nbytes, backend, fits)
+    if _fits(op, levels[-1]):
+        return _measured(op, levels, nbytes, backend)
     done = STANDS_FOR.get((backend, op), op)
     names = LIBRARIES.get(backend, {}).get(done) if allowed is None else allowed
     offers = _offers(done, levels, nbytes, backend, names)
@@ -118,25 +117,30 @@ def _under(levels: Route, protocol: Protocol | None, tree: bool) -> Route:
 # ---------------------------------------------------------------- measured links
 
 
-def _fits(op: str, levels: Route) -> tuple[Fit, ...]:
-    """The measurements of the op on the outermost link that the group uses, by size."""
-    own = [fit for fit in levels[-1].link.fits if fit.op == op]
+def _fits(op: str, level: Level) -> tuple[Fit, ...]:
+    """The measurements of the op on one level's link, by size."""
+    own = [fit for fit in level.link.fits if fit.op == op]
     return tuple(sorted(own, key=lambda fit: fit.up_to_bytes or math.inf))
 
 
-def _measured(
-    op: str, levels: Route, nbytes: float, backend: str, fits: tuple[Fit, ...]
-) -> tuple[float, str]:
-    """The algorithm with the α and β measured for this size; never less than what a smaller size
-    takes, whose figures may be others."""
+def _measured(op: str, levels: Route, nbytes: float, backend: str) -> tuple[float, str]:
+    """The algorithm that was measured on the outermost link, each level with the α and β measured
+    for this size; never less than what a smaller size takes, whose figures may be others."""
     done = STANDS_FOR.get((backend, op), op)
-    seconds, name = 0.0, ""
-    for fit in fits:
-        size = min(nbytes, fit.up_to_bytes or nbytes)
-        used = tuple(level.fitted(fit) for level in levels)
-        price = ALGORITHMS[done][fit.algorithm](used, size)
-        assert price is not None, (fit, levels)
-        seconds, name = max(seconds, price), fit.algorithm
-        if not fit.up_to_bytes or nbytes <= fit.up_to_bytes:
-            break
+    name = _fits(op, levels[-1])[0].algorithm
+    limits = {fit.up_to_bytes for level in levels for fit in _fits(op, level)}
+    seconds = 0.0
+    for size in (*sorted(limit for limit in limits if 0 < limit < nbytes), nbytes):
+        used = tuple(_at_size(op, level, size) for level in levels)
+        price = ALGORITHMS[done][name](used, size)
+        assert price is not None, (name, levels)
+        seconds = max(seconds, price)
     return seconds, name
+
+
+def _at_size(op: str, level: Level, nbytes: float) -> Level:
+    """The level with the α and β measured for this size, or its link's own where none were."""
+    for fit in _fits(op, level):
+        if not fit.up_to_bytes or nbytes <= fit.up_to_bytes:
+            return level.fitted(fit)
+    return level

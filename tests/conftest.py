@@ -12,8 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
 
 
-hypothesis.settings.register_profile("same", derandomize=True)
-hypothesis.settings.load_profile("same")  # the same examples in every run
+# The same examples in every run, however long one takes.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture

@@ -92,6 +92,12 @@ def test_a_spec_of_several_nodes() -> None:
     spec = resolve_cluster(spec_of(figures(world=16, local=4), ORIGIN))
     assert [(link.name, link.devices) for link in spec.links] == [("inside", 4), ("across", 16)]
     assert spec.links[0].latency_s < spec.links[1].latency_s / 5
+    mesh = Mesh((("dp", 16),))
+    effect = Collective("all_gather", 2**20, (mesh.part("dp"),), "forward", "step", "x")
+    # A ring of 16 crosses each node's edge: 3 hops of 15 outside, in at 4 members' rates.
+    latency, slower = 12 * 3e-5 + 3 * 3e-4, max(2e-9, 2e-8 / 4)
+    expected = latency + 15 / 16 * 2**20 * slower
+    assert CollectiveCost().cost(effect, mesh, spec) == pytest.approx(expected, rel=0.01)
     only = resolve_cluster(spec_of(figures(world=4, local=1), ORIGIN))
     assert [(link.name, link.devices) for link in only.links] == [("across", 4)]
 

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from test_collectives import A2, W2, A, W, cluster, nodes
 
 from autopar.cluster import ClusterSpec, Link, resolve_cluster
+from autopar.cost_models.collective_libraries import ALGORITHMS
+from autopar.cost_models.collectives import CollectiveCost
 from autopar.cost_models.topology import Level, route
 from autopar.errors import AutoparError
-from autopar.plugin import AxisPart, Mesh, Split
+from autopar.plugin import AxisPart, Collective, Mesh, Split
+from autopar.preset_files import preset_names
 
 
 def levels(axes: Split, *sizes: tuple[str, int], node: int = 4) -> list[tuple[int, float, float]]:
@@ -112,3 +115,27 @@ def test_outer_axes_never_get_faster_links() -> None:
         outer = route((mesh.part("dp"),), mesh, spec)
         assert inner[-1].latency_s <= outer[-1].latency_s
         assert inner[-1].bytes_per_s >= outer[-1].bytes_per_s
+
+
+PRESETS = [f"{name}:{72 if name == 'gb200_nvl72' else 64}" for name in preset_names()]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@given(sizes=st.permutations([2, 2, 2, 2, 4]), chosen=st.data())
+def test_every_group_on_every_preset_has_a_price(
+    preset: str, sizes: list[int], chosen: st.DataObject
+) -> None:
+    """Whole axes and factors of them, aligned with nodes and tori or not."""
+    spec = resolve_cluster(preset)
+    if spec.devices == 72:
+        sizes = [9 if size == 4 else size for size in sizes]
+        sizes[sizes.index(2)] = 1
+    mesh = Mesh(tuple((f"a{i}", size) for i, size in enumerate(sizes)))
+    names = chosen.draw(st.sets(st.sampled_from([name for name, _ in mesh.axes]), min_size=1))
+    axes = tuple(mesh.part(name) for name in sorted(names))
+    n = math.prod(part.size for part in axes)
+    assert math.prod(level.ranks for level in route(axes, mesh, spec)) == n
+    for op in ALGORITHMS:
+        effect = Collective(op, 10**6, axes, "forward", "step", "x")  # type: ignore[arg-type]
+        cost = CollectiveCost().cost(effect, mesh, spec)
+        assert 0 < cost < 1 if n > 1 else cost == 0
