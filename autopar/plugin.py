@@ -51,7 +51,16 @@ __all__ = [
 BUCKET = "bucket"
 Phase = Literal["forward", "backward", "grad_sync", "optimizer"]
 Role = Literal[
-    "batch", "sequence", "hidden", "heads", "query_group", "ffn", "channels", "vocab", "other"
+    "batch",
+    "sequence",
+    "hidden",
+    "heads",
+    "query_group",
+    "ffn",
+    "channels",
+    "experts",
+    "vocab",
+    "other",
 ]
 Option = str | int | float | bool | None
 

@@ -17,6 +17,7 @@ OVERHEADS: Mapping[str, float] = MappingProxyType(
         "reduction": 1.0,
         "embedding": 1.0,
         "loss": 1.5,
+        "sort": 3.0,
         "optimizer": 6.0,  # one parameter's AdamW update, about a dozen kernels without autograd
         "copy": 1.0,
         "opaque": 1.0,  # an op or layer without a rule: assumed, not measured

@@ -62,6 +62,12 @@ PINS: dict[str, dict[str, Any]] = {
     "wide_batch": {"dp": 2, "tp": 2, "wide_batch": True},
     "wide_ffn": {"dp": 2, "tp": 2, "data": False, "wide_ffn": True},
 }
+TWO: dict[str, dict[str, Any]] = {
+    "dp2": {"dp": 2},
+    "tp2": {"tp": 2, "tensor": True},
+    "tp2_sequence": {"tp": 2, "tensor": True, "sequence": True},
+}
+"""Cases for two processes."""
 EIGHT: dict[str, dict[str, Any]] = {
     f"hybrid{stage}_{name}": {**pins, "zero": {"stage": stage, "within": 2}}
     for stage in (1, 2, 3)
@@ -119,7 +125,7 @@ def compiled(
         optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
         clip_norm=CLIP_NORM,
         strategies=STRATEGIES,
-        pin={**OFF, **(EIGHT[case] if case in EIGHT else PINS[case])},
+        pin={**OFF, **{**TWO, **EIGHT, **PINS}[case]},
         **keywords,
     )
 

@@ -7,6 +7,7 @@ Whoever gives an op a rule adds a row. The count of dims keeps a rule that block
 from typing import Any
 
 import torch
+import transformers.integrations.moe  # noqa: F401 (its operator)
 from torch import Tensor
 
 aten = torch.ops.aten
@@ -256,6 +257,28 @@ def _shapes() -> list[Case]:
     ]
 
 
+def _tokens() -> list[Case]:
+    x, rows = real(4, 6), whole(4, 6)
+    ends = torch.tensor([2, 3, 3, 6], dtype=torch.int32)
+    single, matrices = real(6, 8).float(), real(4, 8, 16).float()
+    return [
+        (aten.topk.default, (x, 2, 1), 1),
+        (aten.topk.default, (x, 2, 0, False, False), 1),
+        (aten.searchsorted.Tensor, (real(6).sort()[0], x), 2),
+        (aten.scatter.value, (x, 1, rows[:, :2], 1.0), 1),
+        (aten.scatter.src, (x, 1, torch.arange(6).expand(4, 6), real(4, 6)), 1),
+        (aten.scatter_add.default, (x, 0, rows, real(4, 6)), 1),
+        (aten.index_add.default, (x, 0, whole(8), real(8, 6)), 1),
+        (aten.index_add.default, (x, 1, whole(8), real(4, 8), {"alpha": 2}), 1),
+        (aten.index_put.default, (x, [whole(2)], real(2, 6)), 1),
+        (aten.index_put.default, (x, [None, whole(8)], real(4, 8), True), 1),
+        (aten.repeat_interleave.self_int, (x, 2, 0), 2),
+        (aten.histc.default, (x, 6, 0, 1), 2),
+        (torch.ops.transformers.grouped_mm_fallback.default, (single, matrices, ends), 2),
+        (aten._grouped_mm.default, (single, matrices, ends), 2),
+    ]
+
+
 def cases() -> list[Case]:
     """All rows."""
     return [
@@ -266,5 +289,6 @@ def cases() -> list[Case]:
         *_windows(),
         *_reductions(),
         *_indexing(),
+        *_tokens(),
         *_shapes(),
     ]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autopar import runtime
 from autopar.emit.printing import Printer, segment_bounds
-from autopar.graph.factors import DimExpr, Factor, Leaf, expr_leaves, freeze, leaves
+from autopar.graph.factors import Cat, DimExpr, Factor, Leaf, Order, expr_leaves, freeze, leaves
 from autopar.graph.ops import arguments, class_of, op_name, shape_of
 from autopar.graph.rules import RULES, OpDims
 from autopar.graph.rules.shapes import slice_bounds
@@ -75,6 +75,9 @@ class Traced:
         blocked |= {f.name for dim, _ in self.rule.unlowered for f in leaves(dim)}
         found: dict[Leaf, None] = {}
         for dims in (*self.dims.values(), *self.out):
+            # Parts of a sorted dim are other elements; test_rules_tokens puts them back first.
+            sorted_ = [f.of for dim in dims for f in dim if isinstance(f, Order)]
+            blocked |= {leaf.name for of in sorted_ for leaf in expr_leaves(of)}
             every = [leaf for dim in dims for leaf in expr_leaves(dim)]
             for leaf in every:
                 if every.count(leaf) > 1:
@@ -192,6 +195,7 @@ def _kept(expr: DimExpr, leaf: Leaf, rank: int) -> list[int]:
             own = range(rank * half, (rank + 1) * half) if factor == leaf else range(size)
             mine = list(own)
         else:
+            assert isinstance(factor, Cat), "sorted dims are not in parts"
             mine, size = [], 0
             for segment in factor.segments:
                 mine += [size + i for i in _kept(segment, leaf, rank)]

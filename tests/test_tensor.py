@@ -42,7 +42,9 @@ def test_refusals() -> None:
         "region heads: heads can't be split: a norm runs over all heads"
     )
     crossing = region("stream", Dim("heads", 4, "heads", internal=False))
-    assert "no heads, ffn, channels or vocab dim of its own" in refusal(Tensor(), crossing, mesh(tp=2))
+    assert "no heads, ffn, channels or vocab dim of its own" in refusal(
+        Tensor(), crossing, mesh(tp=2)
+    )
     used = Candidate("ffn").with_split("other", "ffn", (AxisPart("ep", 2),))
     assert refusal(Tensor(), FFN_REGION, mesh(ep=2, tp=2), used) == (
         "region ffn: ffn is already split"

@@ -11,7 +11,8 @@ import torch.fx
 from autopar.capture.opaque_code import code_of
 from autopar.emit.names import Lengths, Names, wish
 from autopar.emit.opaque import call_text
-from autopar.emit.printing import Printer, atom, segment_bounds
+from autopar.emit.printing import Printer, segment_bounds
+from autopar.emit.text import atom
 from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import arguments, class_of, op_name, shape_of
 from autopar.graph.rules.shapes import slice_bounds

@@ -6,7 +6,7 @@ import torch
 
 from autopar.emit.names import Lengths
 from autopar.emit.text import strings
-from autopar.graph.factors import Cat, DimExpr, Leaf
+from autopar.graph.factors import Cat, DimExpr, Leaf, unsorted
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Layout
@@ -47,7 +47,7 @@ def declaration(
 
 def whole_dim(expr: DimExpr, layout: Layout, lengths: Lengths) -> str:
     """A whole dim and how it is cut: "hidden", '(split(heads, "tp"), head_dim)', "cat(…)"."""
-    factors = [_factor(factor, layout, lengths) for factor in expr]
+    factors = [_factor(factor, layout, lengths) for factor in unsorted(expr)]
     if not factors:
         return "1"
     return factors[0] if len(factors) == 1 else f"({', '.join(factors)})"

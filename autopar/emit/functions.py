@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch.fx
 
 from autopar.capture.schema import schema_of
+from autopar.emit.text import receiver
 from autopar.graph.ops import arguments, op_name
 
 _TORCH = (
@@ -62,7 +63,7 @@ def index_text(printer: _Printer, node: torch.fx.Node) -> str:
     """x[i, :, j]."""
     args = arguments(node)
     words = [":" if i is None else printer.arg(node, i) for i in args["indices"]]
-    return f"{printer.arg(node, args['self'])}[{', '.join(words)}]"
+    return f"{receiver(printer.arg(node, args['self']))}[{', '.join(words)}]"
 
 
 FORMS: Mapping[str, Callable[[Any, torch.fx.Node], str]] = {"index": index_text}

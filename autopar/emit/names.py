@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch.fx
 
-from autopar.graph.factors import Cat, DimExpr, Leaf, expr_leaves
+from autopar.graph.factors import Cat, DimExpr, Leaf, expr_leaves, unsorted
 from autopar.graph.model_graph import Block
 from autopar.graph.ops import arguments, class_of, op_name
 from autopar.layouts.layout import Layout, Setting
@@ -90,7 +90,7 @@ class Lengths:
 
     def text(self, expr: DimExpr, layout: Layout) -> str:
         """A tensor dim's local size: "batch // dp", "(heads // tp) * head_dim"."""
-        words = [self._factor(factor, layout) for factor in expr]
+        words = [self._factor(factor, layout) for factor in unsorted(expr)]
         numbers = [int(word) for word in words if word.isdigit()]
         if len(numbers) > 1:
             words = [*(word for word in words if not word.isdigit()), str(math.prod(numbers))]

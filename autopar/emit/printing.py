@@ -1,15 +1,15 @@
 """How each op reads in Python: one small function per form, keyed by the op's name."""
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.fx
 
-from autopar.emit import channels, functions
+from autopar.emit import channels, functions, tokens
 from autopar.emit.functions import CALLS, call_text
+from autopar.emit.text import atom, receiver
 from autopar.graph.factors import Cat, Leaf
 from autopar.graph.ops import arguments, op_name, shape_of
 
@@ -42,26 +42,6 @@ class Scope(Protocol):
         """The local shape of the op's result."""
 
 
-def is_primary(text: str) -> bool:
-    """Whether a text binds tighter than any operator: a name, number, call, subscript."""
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and character in " +-*/@<>=~":
-            return False
-    return True
-
-
-def atom(text: str) -> str:
-    """The text, in parentheses where an operator beside it could tear it apart."""
-    return text if is_primary(text) else f"({text})"
-
-
-def receiver(text: str) -> str:
-    """The text as something that a method can be called on."""
-    return f"({text})" if not is_primary(text) or re.fullmatch(r"[\d.]+", text) else text
-
-
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floor_divide": "//", "lt": "<",
           "gt": ">", "le": "<=", "ge": ">=", "eq": "==", "ne": "!=", "matmul": "@", "mm": "@",
           "bmm": "@", "bitwise_and": "&", "bitwise_or": "|"}  # fmt: skip
@@ -73,7 +53,7 @@ LOSSES = {"cross_entropy_loss": "cross_entropy", "nll_loss": "nll_loss", "mse_lo
           "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits"}  # fmt: skip
 
 
-FORMS = {**channels.FORMS, **functions.FORMS}
+FORMS = {**channels.FORMS, **functions.FORMS, **tokens.FORMS}
 
 
 class Printer:

@@ -1,5 +1,6 @@
-"""Layout of source text: long calls are broken at their outermost commas."""
+"""Source text: parentheses where they are needed; long calls broken at their outermost commas."""
 
+import re
 from collections.abc import Iterable
 
 LIMIT = 100
@@ -23,8 +24,10 @@ def wrapped(line: str, indent: int) -> list[str]:
     together = f"{margin}    {', '.join(arguments)}"
     if len(together) <= LIMIT:
         return [*out, together, f"{margin}){tail}"]
+    # A comma after the only operand in plain parentheses would make it a tuple.
+    grouping = len(arguments) == 1 and (not head or not (head[-1].isalnum() or head[-1] in "_)]"))
     for argument in arguments:
-        out += wrapped(f"{argument},", indent + 4)
+        out += wrapped(argument if grouping else f"{argument},", indent + 4)
     out.append(f"{margin}){tail}")
     return out
 
@@ -64,3 +67,23 @@ def strings(words: Iterable[str]) -> str:
     """A tuple of string literals."""
     items = tuple(f'"{word}"' for word in words)
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def is_primary(text: str) -> bool:
+    """Whether a text binds tighter than any operator: a name, number, call, subscript."""
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and character in " +-*/@<>=~":
+            return False
+    return True
+
+
+def atom(text: str) -> str:
+    """The text, in parentheses where an operator beside it could tear it apart."""
+    return text if is_primary(text) else f"({text})"
+
+
+def receiver(text: str) -> str:
+    """The text as something that a method can be called on."""
+    return f"({text})" if not is_primary(text) or re.fullmatch(r"[\d.]+", text) else text

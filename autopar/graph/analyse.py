@@ -194,6 +194,7 @@ def _block(
                 {leaf.name: why for dim, why in info.unlowered for leaf in leaves(dim)},
                 known.opaque.get(node.name, ""),
                 op_work(node) if node.name in known.opaque else None,
+                frozenset(n.name for n in info.shares),
             )
     saved = tuple(SavedTensor(*record) for record in saved_tensors(graph))
     names = tuple(n.name for n in counts)
@@ -204,7 +205,7 @@ def _block(
         for t in d
         for x in t
         for f in resolve(x)
-        if find(f).segments is None
+        if find(f).segments is None and find(f).order_of is None
     )
     return Block(
         captured, graph, values, ops, regions.freeze(), saved, names, prologue, known.opaque

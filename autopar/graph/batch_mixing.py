@@ -2,8 +2,9 @@
 
 An op without a gradient runs on each rank's share of the samples. A sum over the batch of values
 that depend on inputs alone (a mask's sum, say) is therefore computed before the forward, over all
-ranks and microbatches, like the counts that losses divide by. Whatever else mixes samples there
-(an offset by the batch's mean, a sort) can't run on a share of them.
+ranks and microbatches, like the counts that losses divide by. Counts of which a rank takes its own
+part (tokens for each expert) belong to the region that uses them. Whatever else mixes samples there
+(an offset by the batch's mean) can't run on a share of them.
 """
 
 import torch.fx
@@ -27,8 +28,11 @@ def batch_sums(
     """
     # A count of constants (labels made by arange) is the whole batch's on every rank already.
     found, mixing = {n for n in counts if n.name in flags.from_batch}, {}
+    shares = share_makers(known)
     for node in graph.nodes:
         if node.op != "call_function" or node in found or not _mixes(node, known, flags):
+            continue
+        if node in shares:
             continue
         before = _ancestors(node)
         pure = not any(n.name in flags.needs_grad for n in before) and not before & found
@@ -37,6 +41,20 @@ def batch_sums(
         else:
             mixing[node.name] = f"{op_name(node)} ({node.name}) mixes the samples of its inputs"
     return tuple(n for n in graph.nodes if n in found), mixing
+
+
+def share_makers(known: BlockDims) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The ops that make a sum of which another op takes each rank's own part, from where something
+    is summed, with that other op."""
+    makers = {}
+    for user, info in known.ops.items():
+        todo = list(info.shares)
+        while todo:
+            node = todo.pop()
+            makers[node] = user
+            if not known.ops[node].contract:
+                todo += node.all_input_nodes
+    return makers
 
 
 def _mixes(node: torch.fx.Node, known: BlockDims, flags: Flags) -> bool:

@@ -4,6 +4,10 @@ A dim is a *product* of factors, major first; a size-1 dim is the empty product.
 read, factors are joined (union-find) and refined in place: a view refines a factor into a product,
 a split or a concatenation into segments. `freeze` then yields the immutable form that every later
 stage uses. One recursive form covers fused weights: q|k|v is `Cat` of three products.
+
+A dim whose elements lie in an order that only the run knows (sorted tokens) is an *order* of the
+dim that they came from: it can be split like that one (each rank sorts what it has), but it is no
+other dim than itself. So an op that cuts it, or pairs its elements with others, has no exact rule.
 """
 
 import itertools
@@ -17,15 +21,17 @@ class FactorError(Exception):
 
 
 class Factor:
-    """A mutable factor: a leaf, or refined into a product or into a concatenation of products."""
+    """A mutable factor: a leaf, or refined into a product or into a concatenation of products, or
+    (`order_of`) the elements of another dim in an order of their own."""
 
-    __slots__ = ("factors", "hint", "name", "parent", "segments", "size")
+    __slots__ = ("factors", "hint", "name", "order_of", "parent", "segments", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.parent: Factor | None = None
         self.factors: Product | None = None
         self.segments: list[Product] | None = None
+        self.order_of: Product | None = None
         self.hint = ""
         self.name = ""
 
@@ -34,6 +40,9 @@ class Factor:
 
 
 Product = list[Factor]
+UNKNOWN_ORDER = (
+    "only the run knows the order of a sorted dim: it can't be cut, nor paired with another"
+)
 
 
 def find(factor: Factor) -> Factor:
@@ -56,10 +65,12 @@ def resolve(product: Sequence[Factor]) -> Product:
 
 
 def leaves(product: Sequence[Factor]) -> list[Factor]:
-    """The distinct leaf factors below a product, concatenations expanded."""
+    """The distinct leaf factors below a product, concatenations and orders expanded."""
     out: dict[Factor, None] = {}
     for factor in resolve(product):
-        if factor.segments is None:
+        if factor.order_of is not None:
+            out.update(dict.fromkeys(leaves(factor.order_of)))
+        elif factor.segments is None:
             out[factor] = None
         else:
             for segment in factor.segments:
@@ -80,7 +91,7 @@ def new_dim(length: int) -> Product:
 def set_hint(product: Sequence[Factor], hint: str) -> None:
     """Remember what a single-factor dim is (its role), unless something said so before."""
     resolved = resolve(product)
-    if len(resolved) == 1 and not resolved[0].hint:
+    if len(resolved) == 1 and not resolved[0].hint and resolved[0].order_of is None:
         resolved[0].hint = hint
 
 
@@ -108,6 +119,8 @@ def split_minor(product: Sequence[Factor], minor_size: int) -> tuple[Product, Pr
 
 
 def _refine(unit: Factor, minor_size: int) -> tuple[Factor, Factor]:
+    if unit.order_of is not None:
+        raise FactorError(UNKNOWN_ORDER)
     high, low = Factor(unit.size // minor_size), Factor(minor_size)
     if unit.segments is not None:
         # Every segment of a concatenation must have the same minor part.
@@ -146,6 +159,8 @@ def unify(left: Sequence[Factor], right: Sequence[Factor]) -> None:
 
 
 def _merge(x: Factor, y: Factor) -> None:
+    if x.order_of is not None or y.order_of is not None:
+        raise FactorError(UNKNOWN_ORDER)
     if x.segments is not None and y.segments is None:
         x, y = y, x
     if x.segments is not None and y.segments is not None:
@@ -168,6 +183,8 @@ def cut(product: Sequence[Factor], sizes: Sequence[int]) -> list[Product]:
     if len(resolved) != 1:
         raise FactorError("a product can't be cut into segments")
     unit = resolved[0]
+    if unit.order_of is not None:
+        raise FactorError(UNKNOWN_ORDER)
     if unit.segments is None:
         unit.segments = [[Factor(length)] for length in sizes]
         return unit.segments
@@ -211,6 +228,15 @@ def concatenation(segments: Sequence[Sequence[Factor]]) -> Factor:
     return factor
 
 
+def new_order(of: Sequence[Factor]) -> Product:
+    """A dim that has the elements of another one in an order that only the run knows."""
+    if not resolve(of):
+        return []
+    factor = Factor(size(of))
+    factor.order_of = list(of)
+    return [factor]
+
+
 # ---------------------------------------------------------------- the immutable form
 
 
@@ -229,15 +255,24 @@ class Cat:
     segments: tuple["DimExpr", ...]
 
 
-DimExpr = tuple[Leaf | Cat, ...]
+@dataclass(frozen=True)
+class Order:
+    """The elements of a dim in an order that only the run knows."""
+
+    of: "DimExpr"
+
+
+DimExpr = tuple[Leaf | Cat | Order, ...]
 """A tensor's dim: a product, major first; () for size 1."""
 
 
 def freeze(product: Sequence[Factor]) -> DimExpr:
     """The immutable form of a dim. Every leaf must have its name by now."""
-    out: list[Leaf | Cat] = []
+    out: list[Leaf | Cat | Order] = []
     for factor in resolve(product):
-        if factor.segments is not None:
+        if factor.order_of is not None:
+            out.append(Order(freeze(factor.order_of)))
+        elif factor.segments is not None:
             out.append(Cat(tuple(freeze(segment) for segment in factor.segments)))
         else:
             assert factor.name, f"unnamed factor {factor}"
@@ -250,6 +285,17 @@ def expr_leaves(expr: DimExpr) -> Iterator[Leaf]:
     for factor in expr:
         if isinstance(factor, Leaf):
             yield factor
+        elif isinstance(factor, Order):
+            yield from expr_leaves(factor.of)
         else:
             for segment in factor.segments:
                 yield from expr_leaves(segment)
+
+
+def unsorted(expr: DimExpr) -> Iterator[Leaf | Cat]:
+    """A dim's factors, those of a sorted dim being the ones that it came from: of equal size."""
+    for factor in expr:
+        if isinstance(factor, Order):
+            yield from unsorted(factor.of)
+        else:
+            yield factor

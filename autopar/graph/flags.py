@@ -24,7 +24,7 @@ def _prefix(capture: Capture, block: int) -> str:
     return next(f"{layer.path}." for layer in capture.layers if layer.block == block)
 
 
-NO_GRADIENT = frozenset({"zeros_like", "ones_like", "full_like", "detach"})
+NO_GRADIENT = frozenset({"zeros_like", "ones_like", "full_like", "empty_like", "detach"})
 
 
 def read_flags(

@@ -51,6 +51,8 @@ class Op:
     """What can't be analysed about it: it has no rule, or is used in a way that none covers."""
     work: OpaqueWork | None = None
     """What an opaque op does; None where nobody knows."""
+    shares: frozenset[str] = frozenset()
+    """Inputs that are sums over its rows: each rank takes its own part of them."""
 
 
 @dataclass(frozen=True)

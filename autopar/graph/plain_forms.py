@@ -8,6 +8,7 @@ import torch.fx
 
 from autopar.graph.arange_index import without_arange
 from autopar.graph.ops import arguments, is_tensor, op_name, shape_of
+from autopar.graph.positions import is_permutation
 from autopar.graph.rewrite import insert, named
 
 aten = torch.ops.aten
@@ -25,8 +26,8 @@ def plain_form(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         node.target = aten.minimum.default if op_name(node) == "min" else aten.maximum.default
     elif named(node, "new_zeros", "new_ones", "new_full", "new_empty"):
         _plain_constant(graph, node)
-    elif named(node, "index"):
-        without_arange(graph, node)
+    elif named(node, "index", "index_put"):
+        (without_arange if op_name(node) == "index" else _plain_inverse)(graph, node)
     elif named(node, "glu"):
         _glu(graph, node)
     elif named(node, "baddbmm"):
@@ -131,6 +132,17 @@ def _pixel_shuffle(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     turned = insert(graph, node, aten.permute.default, (apart, dims), node)
     shape = list(shape_of(node))
     _replace(graph, node, insert(graph, node, aten.reshape.default, (turned, shape), node))
+
+
+def _plain_inverse(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """inverse[p] = arange(n) inverts a permutation; so does argsort, and says so."""
+    args = arguments(node)
+    indices, values = args["indices"], args["values"]
+    if len(indices) != 1 or not named(values, "arange") or not is_permutation(indices[0]):
+        return
+    counts_up = arguments(values).get("start", 0) == 0 and arguments(values).get("step", 1) == 1
+    if counts_up and shape_of(values) == shape_of(node) and node.meta["val"].dtype == torch.int64:
+        _replace(graph, node, insert(graph, node, aten.argsort.default, (indices[0],), node))
 
 
 def _mean_by_sum(graph: torch.fx.Graph, node: torch.fx.Node) -> None:

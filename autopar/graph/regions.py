@@ -14,6 +14,7 @@ import torch.fx
 
 from autopar.capture.captured import CapturedGraph
 from autopar.capture.opaque_code import code_of
+from autopar.graph.batch_mixing import share_makers
 from autopar.graph.dims import BlockDims
 from autopar.graph.factors import Factor, leaves, resolve
 from autopar.graph.flags import Flags
@@ -31,6 +32,8 @@ ROLES: dict[str, Role] = {
     "vocab": "vocab",
     "ffn": "ffn",
     "channels": "channels",
+    "experts": "experts",
+    "expert_groups": "experts",
 }
 MIXING = "mixing"
 """The region of ops with a gradient that need the whole batch (a contrastive loss, say)."""
@@ -215,11 +218,14 @@ def find_regions(
         for node in internal.ops:
             regions.owner.setdefault(node.name, internal.name)
     _absorb_views(regions, ops)
+    _absorb_shares(regions)
     _absorb_scalars(regions, grads)
     _absorb_minor(regions, ops)
     for node in grads:
         if not _of_layer(node):
             regions.owner.setdefault(node.name, STREAM)
+    _absorb_shares(regions)
+    _absorb_orders(regions, ops)
     return regions
 
 
@@ -229,6 +235,22 @@ def _mixes_samples(regions: BlockRegions, node: torch.fx.Node) -> bool:
     if _of_layer(node):
         return False
     return any(f.hint == "batch" for f in regions.blocked(node))
+
+
+def _absorb_orders(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:
+    """Sorted dims can't cross a region's boundary: what is sorted, and where positions in it come
+    from, is made in the region that uses it."""
+    for node in reversed(ops):
+        near = any(_sorted(regions, n) for n in (node, *node.all_input_nodes))
+        if near and node.name not in regions.owner:
+            users = [regions.owner[u.name] for u in node.users if u.name in regions.owner]
+            if users:
+                regions.owner[node.name] = users[0]
+
+
+def _sorted(regions: BlockRegions, node: torch.fx.Node) -> bool:
+    dims = [d for t in regions.known.dims.get(node, ()) for d in t]
+    return any(factor.order_of is not None for d in dims for factor in resolve(d))
 
 
 def _of_layer(node: torch.fx.Node) -> bool:
@@ -293,10 +315,14 @@ def _internal_regions(regions: BlockRegions, ops: list[torch.fx.Node]) -> list[I
     found.sort(key=lambda r: order[r.ops[0]])
     counts: dict[str, int] = {}
     for internal in found:
-        counts[internal.role] = counts.get(internal.role, 0) + 1
-        number = counts[internal.role]
-        internal.name = internal.role if number == 1 else f"{internal.role}_{number}"
+        stem = "experts" if _of_experts(regions, internal) else internal.role
+        counts[stem] = counts.get(stem, 0) + 1
+        internal.name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
     return found
+
+
+def _of_experts(regions: BlockRegions, internal: Internal) -> bool:
+    return any(f.hint == "experts" for n in internal.ops for f in regions.carried(n))
 
 
 def _role(inner: list[Factor], nodes: list[torch.fx.Node]) -> str:
@@ -316,6 +342,13 @@ def _absorb_views(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:
         users = {regions.owner.get(u.name) for u in node.users}
         if len(users) == 1 and None not in users:
             regions.owner[node.name] = str(users.pop())
+
+
+def _absorb_shares(regions: BlockRegions) -> None:
+    """Sums of which an op takes each rank's own part are made in its region."""
+    for node, user in share_makers(regions.known).items():
+        if user.name in regions.owner:
+            regions.owner.setdefault(node.name, regions.owner[user.name])
 
 
 def _absorb_scalars(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:

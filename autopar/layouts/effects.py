@@ -9,7 +9,7 @@ import torch
 
 from autopar.capture.source_line import source_line
 from autopar.errors import AutoparError
-from autopar.graph.factors import Cat, DimExpr, Leaf
+from autopar.graph.factors import Cat, DimExpr, Leaf, unsorted
 from autopar.graph.model_graph import Block, Op, SavedTensor
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
@@ -34,6 +34,15 @@ COST_CLASS = {
     "reduction": "reduction",
     "index": "embedding",
     "repeat": "copy",
+    "repeat_interleave": "copy",
+    "top_k": "sort",
+    "sort": "sort",
+    "search": "sort",
+    "scatter": "copy",
+    "index_add": "copy",
+    "index_put": "copy",
+    "count": "reduction",
+    "grouped": "matmul",
     "view": "view",
     "permute": "view",
     "concat_split": "view",
@@ -203,7 +212,7 @@ def _internal_bytes(block: Block, saved: SavedTensor, typing: OpTyping, setting:
 
 def _whole(expr: DimExpr) -> int:
     total = 1
-    for factor in expr:
+    for factor in unsorted(expr):
         if isinstance(factor, Leaf):
             total *= factor.size
         elif isinstance(factor, Cat):

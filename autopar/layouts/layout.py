@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from autopar.graph.factors import DimExpr, Leaf, expr_leaves
+from autopar.graph.factors import DimExpr, Leaf, expr_leaves, unsorted
 from autopar.mesh import AxisPart, Mesh, Split, split_size
 
 
@@ -72,7 +72,7 @@ class Setting:
     def local_length(self, expr: DimExpr, layout: Layout) -> int:
         """The local size of a tensor's dim."""
         total = 1
-        for factor in expr:
+        for factor in unsorted(expr):
             if isinstance(factor, Leaf):
                 pieces = split_size(layout.split(factor.name))
                 whole = self.length(factor)

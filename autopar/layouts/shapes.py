@@ -18,7 +18,7 @@ def kernel_shape(
         return ()
     if op.kind == "attention":
         return _attention_shape(block, op, typing, setting)
-    if op.kind not in ("contraction", "convolution"):
+    if op.kind not in ("contraction", "grouped", "convolution"):
         return ()
     value = block.values[op.node.name]
     out = setting.local_shape(value.dims, made_layout(block, op, typing, setting))
@@ -28,6 +28,13 @@ def kernel_shape(
         # As an implicit product: pixels by kernel by channels.
         n = out[1]
         return (1, numel // n, n, k)
+    if op.kind == "grouped":
+        # The rows spread evenly over the groups, as the plan says that it assumes.
+        args = arguments(op.node)
+        operand = (args.get("weight") or right_operand(args)).name
+        layout = layout_in(block, typing, operand, setting)
+        groups = setting.local_length(block.values[operand].dims[0], layout)
+        return (groups, math.ceil(out[0] / groups), out[-1], k)
     if not out:
         return (1, 1, 1, k)
     products = math.prod(out[: _batched_dims(block, op)])

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from autopar.graph.factors import DimExpr, Leaf
+from autopar.graph.factors import DimExpr, Leaf, unsorted
 from autopar.graph.model_graph import Block, SavedTensor
 
 Term = tuple[str, ...]
@@ -15,7 +15,7 @@ def product_terms(dims: Iterable[DimExpr]) -> Mapping[Term, int]:
     3 · batch · hidden. A concatenation is the sum of its segments."""
     total: Counter[Term] = Counter({(): 1})
     for expr in dims:
-        for factor in expr:
+        for factor in unsorted(expr):
             if isinstance(factor, Leaf):
                 parts: Mapping[Term, int] = {(factor.name,): 1}
             else:
@@ -70,7 +70,7 @@ def _inside(block: Block, saved: SavedTensor) -> Mapping[Term, int]:
 
 def _length(expr: DimExpr) -> int:
     total = 1
-    for factor in expr:
+    for factor in unsorted(expr):
         if isinstance(factor, Leaf):
             total *= factor.size
         else:

@@ -56,6 +56,10 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
             for name in inputs:
                 value = block.values.get(name)
                 mine = set(names(value.dims)) if value else _output_names(block, name)
+                if mode == "split" and name in op.shares:
+                    if dim in block_rows(block, op):
+                        needs[name] = _partial(needs[name], part)
+                    continue
                 needs[name] = _need(needs[name], mode, dim, part, mine, value, inside.get(name))
             makes = _make(makes, mode, dim, part, op, _output_names(block, node.name), block)
     for name in inputs:
@@ -63,6 +67,15 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
         if value is not None and not value.needs_grad:
             needs[name] = needs[name].forward_only()
     return OpTyping(needs, makes)
+
+
+def _partial(layout: Layout, part: AxisPart) -> Layout:
+    return Layout(layout.splits, layout.varying, layout.partial | {part})
+
+
+def block_rows(block: Block, op: Op) -> set[str]:
+    """The dims of an op's result that its shares are sums over: those of its first dim."""
+    return set(names(block.values[op.node.name].dims[:1]))
 
 
 def _mode(
@@ -75,7 +88,7 @@ def _mode(
 ) -> str:
     """How an op lives on one part of one dim's split: "split" along the dim, "partial" sums that
     pass through, "vary" (replicated, partial gradients), or "whole"."""
-    partial = [name for name, layout in inside.items() if part in layout.partial]
+    partial = [n for n, made in inside.items() if part in made.partial and n not in op.shares]
     if partial:
         return "partial" if passes_partial(op, partial) else "whole"
     if dim in touched:
@@ -103,7 +116,7 @@ def _need(
     if mode == "whole":
         return need
     if mode == "partial" and inside is not None and part in inside.partial:
-        return Layout(need.splits, need.varying, need.partial | {part})
+        return _partial(need, part)
     if mode == "split" and dim in carried:
         return need.with_split(dim, (*need.split(dim), part))
     if value is not None and not value.needs_grad:
@@ -117,7 +130,7 @@ def _make(
     if mode == "whole" or (mode == "split" and dim in op.closed and dim not in carried):
         return makes
     if mode == "partial" or (mode == "split" and dim not in carried and dim in op.contracted):
-        return Layout(makes.splits, makes.varying, makes.partial | {part})
+        return _partial(makes, part)
     if mode == "split" and dim in carried:
         return makes.with_split(dim, (*makes.split(dim), part))
     value = block.values.get(op.node.name)
@@ -126,14 +139,19 @@ def _make(
     return Layout(makes.splits, makes.varying | {part}, makes.partial)
 
 
+LINEAR = frozenset({"to", "clone", "contiguous", "neg", "sum", "cumsum", "repeat_interleave"})
+
+
 def passes_partial(op: Op, partial: Iterable[str]) -> bool:
     """Whether an op is linear in its partial inputs, so that sums may come after it."""
     name, node = op_name(op.node), op.node
     which = set(partial)
     tensors = [n.name for n in node.all_input_nodes]
-    if op.kind in VIEW_CLASSES or name in ("to", "clone", "contiguous", "neg", "sum"):
+    if op.kind in VIEW_CLASSES or name in LINEAR:
         return which == set(tensors)
     args = arguments(node)
+    if name in ("index", "gather"):
+        return which == {args["self"].name}
     if name in ("add", "sub"):
         both = all(isinstance(args[k], torch.fx.Node) for k in ("self", "other"))
         return both and which == set(tensors)

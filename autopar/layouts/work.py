@@ -12,6 +12,9 @@ from autopar.graph.rules.products import einsum_terms, right_operand
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import OpTyping, input_layout
 
+RADIX_PASSES = 8
+"""How often a radix sort of 64-bit keys, 8 bits at a time, reads and writes everything."""
+
 
 def first_output(block: Block, node: torch.fx.Node) -> Value | None:
     """Of an op with several outputs (a maximum and where it is), one that is used."""
@@ -39,21 +42,36 @@ def moved_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting)
     makes = made_layout(block, op, typing, setting)
     value = block.values.get(op.node.name) or first_output(block, op.node)
     assert value is not None, op.node
-    total = setting.local_numel(value.dims, makes) * value.item_bytes
+    out = setting.local_numel(value.dims, makes)
+    total = out * sum(made.item_bytes for made in _results(block, op.node))
     for n in dict.fromkeys(op.node.all_input_nodes):
         source = block.values.get(n.name)
         if source is not None:
             layout = layout_in(block, typing, n.name, setting)
             numel = setting.local_numel(source.dims, layout)
-            if op.kind == "embedding" and n is arguments(op.node)["weight"]:
-                numel = setting.local_numel(value.dims, makes)
+            if n is _table(op):
+                numel = out
             total += numel * source.item_bytes
-    return total
+    return total * (RADIX_PASSES if op.kind == "sort" else 1)
+
+
+def _results(block: Block, node: torch.fx.Node) -> list[Value]:
+    made = [node] if node.name in block.values else list(node.users)
+    return [block.values[n.name] for n in made if n.name in block.values]
+
+
+def _table(op: Op) -> torch.fx.Node | None:
+    """The input of which an op reads no more than it returns."""
+    args = arguments(op.node)
+    if op.kind == "embedding":
+        return args["weight"]  # type: ignore[no-any-return]
+    return args["self"] if op.kind == "index" else None
 
 
 def forward_flops(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
-    """Of contractions and attention; what other ops compute hides behind what they move."""
-    if op.kind not in ("contraction", "convolution", "attention"):
+    """Of contractions and attention; what other ops compute hides behind what they move. Of grouped
+    contractions: all rows, whichever groups they are in."""
+    if op.kind not in ("contraction", "grouped", "convolution", "attention"):
         return 0
     value = block.values[op.node.name]
     makes = made_layout(block, op, typing, setting)
@@ -63,10 +81,11 @@ def forward_flops(block: Block, op: Op, typing: OpTyping | None, setting: Settin
         return _convolution_flops(block, op, typing, setting, out)
     if op.kind == "contraction" and "equation" in args:
         return 2 * out * _einsum_inner(block, op, typing, setting)
-    if op.kind == "contraction":
+    if op.kind in ("contraction", "grouped"):
         operand = args["weight"] if "weight" in args else right_operand(args)
         source = block.values[operand.name]
-        dim = 1 if "weight" in args else max(len(source.dims) - 2, 0)
+        rows_out = "weight" in args and op.kind == "contraction"  # a linear's weight is [out, in]
+        dim = 1 if rows_out else max(len(source.dims) - 2, 0)
         layout = layout_in(block, typing, operand.name, setting)
         return 2 * out * setting.local_length(source.dims[dim], layout)
     if op.kind == "attention":

@@ -36,7 +36,7 @@ def decide(
     tokens = tokens_of(model)
     books = account(found.program, found.prices, options.state_ratio, tokens)
     setting = found.program.setting
-    notes = assumptions + model.capture.notes + opaque_prices(model)
+    notes = assumptions + model.capture.notes + opaque_prices(model) + routing_notes(model)
     if found.inseparable is not None:
         notes += (f"only one microbatch: {found.inseparable}",)
     return Plan(
@@ -59,6 +59,12 @@ def decide(
         assumptions=notes,
         opaque=opaque_ops(model),
     )
+
+
+def routing_notes(model: ModelGraph) -> tuple[str, ...]:
+    """What experts' loads are taken to be: they aren't in the graph."""
+    kinds = {op.kind for block in model.blocks for op in block.ops.values()}
+    return ("tokens are spread evenly over the experts",) if "grouped" in kinds else ()
 
 
 def opaque_ops(model: ModelGraph) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from autopar.graph.rules import (
     products,
     reductions,
     shapes,
+    tokens,
     windows,
 )
 from autopar.graph.rules.base import Dims, Known, OpDims, Rule
@@ -40,6 +41,15 @@ RULES: dict[str, Rule] = {
     "permute": shapes.permute,
     "concat_split": shapes.concat_split,
     "repeat": shapes.repeat,
+    "repeat_interleave": tokens.repeat_interleave,
+    "top_k": tokens.top_k,
+    "sort": tokens.sort,
+    "search": tokens.search,
+    "scatter": tokens.scatter,
+    "index_add": tokens.index_add,
+    "index_put": tokens.index_put,
+    "count": tokens.count,
+    "grouped": tokens.grouped,
     "pad": shapes.pad,
     "getitem": shapes.getitem,
 }

@@ -22,7 +22,8 @@ class OpDims:
     `closed`: dims, contracted or of statistics, over which the op adds up itself where they are
     split.
     `blocked`: dims that must stay whole for this op, with the reason. `unlowered`: dims that could
-    be split here in theory, but whose split form can't be emitted.
+    be split here in theory, but whose split form can't be emitted. `shares`: inputs that are sums
+    over the op's rows; where the rows are split, each rank takes its own part of the sum.
     """
 
     out: list[Dims]
@@ -30,6 +31,7 @@ class OpDims:
     closed: list[Product] = field(default_factory=list)
     blocked: list[tuple[Product, str]] = field(default_factory=list)
     unlowered: list[tuple[Product, str]] = field(default_factory=list)
+    shares: tuple[torch.fx.Node, ...] = ()
 
 
 Known = Mapping[torch.fx.Node, list[Dims]]

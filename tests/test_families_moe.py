@@ -1,0 +1,148 @@
+"""Mixtures of experts, unmodified: Mixtral, Qwen3-MoE and DeepSeek-V3 (latent attention, groups,
+shared experts), with batched and with grouped matmuls."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from equality import Comparison, Edit
+from families import FAMILIES
+from moe import MOE, compare_family, compare_grouped, grouped
+from pool import Pool
+
+import autopar
+from autopar.capture import capture
+from autopar.graph.analyse import analyse
+from autopar.graph.model_graph import ModelGraph
+
+TOLERANCE = 1e-9
+SINGLE = 2e-4
+"""For float32: three steps of AdamW divide small gradients by their own size."""
+CASES = [
+    "dp4",
+    "dp2_tp2",
+    "dp2_tp2_sequence",
+    "zero3",
+    "zero3_tp2_sequence",
+    "dp4_microbatches2",
+]
+QUICK = {
+    ("mixtral", "dp2_tp2_sequence"),
+    ("qwen3_moe", "zero3"),
+    ("deepseek_v3", "dp2_tp2_sequence"),
+}
+PAIRS = ["dp2", "tp2", "tp2_sequence"]
+
+
+def marked(pairs: list[tuple[str, str]], quick: set[tuple[str, str]]) -> list[Any]:
+    """The cases, slow but for a few."""
+    return [p if p in quick else pytest.param(*p, marks=pytest.mark.slow) for p in pairs]
+
+
+def check(comparisons: list[Any], tolerance: float) -> None:
+    """Equal, and the bytes as planned."""
+    for comparison in comparisons:
+        assert isinstance(comparison, Comparison)
+        assert comparison.worst <= tolerance, comparison.errors
+        assert comparison.counted == comparison.planned
+
+
+@pytest.mark.parametrize(("family", "case"), marked([(f, c) for f in MOE for c in CASES], QUICK))
+def test_batched(pool4: Pool, family: str, case: str) -> None:
+    """Loss, every gradient, the norm, weights after three clipped steps; bytes as planned."""
+    check(pool4.run(compare_family, family, case, "cpu:4"), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    marked([(f, c) for f in MOE for c in CASES], {("deepseek_v3", "dp2_tp2_sequence")}),
+)
+def test_grouped(pool4: Pool, family: str, case: str) -> None:
+    """The same with tokens sorted by expert, in float32."""
+    check(pool4.run(compare_grouped, family, case, "cpu:4"), SINGLE)
+
+
+@pytest.fixture(scope="module")
+def pool2() -> Iterator[Pool]:
+    """Two gloo processes."""
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MOE)
+@pytest.mark.parametrize("case", PAIRS)
+def test_two(pool2: Pool, family: str, case: str) -> None:
+    """On two processes."""
+    check(pool2.run(compare_family, family, case, "cpu:2"), TOLERANCE)
+
+
+ROUTER = r'"mlp.gate.weight", (.*), sums=\("dp", "tp"\)'
+
+
+def test_a_router_without_its_sum_is_found(pool4: Pool) -> None:
+    """Each tp rank has the router's gradient through its part of the experts only."""
+    edit = Edit(ROUTER, r'"mlp.gate.weight", \1, sums=("dp",)')
+    found = pool4.run(compare_family, "mixtral", "dp2_tp2", "cpu:4", edit)
+    errors = [c.errors for c in found]
+    gates = [name for name in errors[0] if name.endswith("mlp.gate.weight")]
+    assert len(gates) == 2
+    assert all(max(e[name] for e in errors) > 1e-6 for name in gates)
+
+
+def test_counts_of_all_ranks_tokens_are_found(pool4: Pool) -> None:
+    """Groups must end where this rank's rows do."""
+    edit = Edit(r"(torch\.histc\(.*\))(?=\n)", r'all_reduce(\1, axis=self.mesh["dp"])')
+    imported = Edit(r"from autopar.runtime import \(", "from autopar.runtime import (all_reduce, ")
+    found = pool4.run(compare_grouped, "mixtral", "dp2_tp2_sequence", "cpu:4", edit, imported)
+    assert min(c.worst for c in found) > 10 * SINGLE
+
+
+# ---------------------------------------------------------------- at full size, on meta
+
+
+@pytest.mark.parametrize(("family", "size"), [(f, size) for f in MOE for size in FAMILIES[f].full])
+def test_full_size(family: str, size: str) -> None:
+    """No opaque op; experts and ffn named; all but 1 % of the parameters can be split in two."""
+    job = FAMILIES[family].full[size]()
+    model = analyse(capture(job.model, job.batch, job.loss))
+    assert [b.opaque for b in model.blocks if b.opaque] == []
+    assert model.mixing == ()
+    assert split_share(model) >= 0.99
+    for block in model.blocks:
+        regions = [r for r in block.regions if r.name == "experts"]
+        for region in regions:
+            roles = {dim.role for dim in region.dims}
+            assert {"experts", "ffn", "batch", "sequence"} <= roles
+            ffn = next(dim for dim in region.dims if dim.role == "ffn")
+            assert ffn.internal
+            assert not ffn.blocked
+    assert any(r.name == "experts" for b in model.blocks for r in b.regions)
+
+
+def split_share(model: ModelGraph) -> float:
+    """The share of parameters in regions with an internal dim that two ranks can split."""
+    split = total = 0
+    for _, block in model.instances():
+        for region in block.regions:
+            count = sum(_numel(p.shape) for p in region.params)
+            total += count
+            free = [d for d in region.dims if d.internal and not d.blocked and d.size % 2 == 0]
+            split += count if free else 0
+    return split / total
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+@pytest.mark.parametrize("family", MOE)
+def test_the_plan_says_what_it_assumes(family: str) -> None:
+    """Expert loads aren't in the graph."""
+    job = grouped(family)
+    compiled = autopar.compile(job.model, "cpu:2", job.batch, loss=job.loss, pin={"dp": 2})
+    assert any("evenly" in note for note in compiled.plan.assumptions)
