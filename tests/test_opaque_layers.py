@@ -138,6 +138,33 @@ def test_meta_model_is_planned_alike() -> None:
     assert all(parameter.is_meta for parameter in meta.model.parameters())
 
 
+class Noisy(Clipped):
+    """Random numbers beside dropout, and Python on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, sequence, hidden]."""
+        return super().forward(x) + 0.1 * torch.randn_like(x)
+
+
+class Random(nn.Module):
+    """Random numbers by an op without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, sequence, hidden]."""
+        return nn.functional.rrelu(self.linear(x), training=True)
+
+
+@pytest.mark.parametrize(("layer", "what"), [(Noisy, "own code"), (Random, "aten.rrelu")])
+def test_random_numbers_for_all_samples_are_refused(layer: type[nn.Module], what: str) -> None:
+    """Ranks along dp draw different ones: replicas of the layer would drift apart."""
+    with pytest.raises(autopar.AutoparError, match=rf"different random numbers for .*{what}"):
+        compiled(job(layer()), "dp4")
+
+
 class Shifting(nn.Module):
     """What it returns has as many rows as the values say."""
 

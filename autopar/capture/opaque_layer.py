@@ -169,6 +169,7 @@ def _mixing(
             check_shapes(real.path, real.module, results)
             tensors = tensors_of(whole)
             if not all(torch.equal(a, b) for a, b in zip(tensors, tensors_of(again), strict=True)):
+                real.dropped = True
                 return "it draws random numbers beside dropout"
             halves = [_cut(drawn, inputs, start) for start in (0, 2)]
             parts = [_run(real, four, half, training) for half in halves]

@@ -16,7 +16,7 @@ import torch.fx
 from torch import Tensor
 
 from autopar.capture.functional import mutates
-from autopar.capture.opaque_code import Place
+from autopar.capture.opaque_code import Place, code_of
 from autopar.runtime.samples import same
 
 PIECES = ((1, 1), (2, 3), (3, 4))
@@ -49,7 +49,7 @@ Sizes = Callable[[int], int]
 
 def probe(node: torch.fx.Node, places: Mapping[torch.fx.Node, Place]) -> Independent | Dependent:
     """Runs the op of a node whose inputs have the batch at `places` (others don't have it)."""
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if _draws_random(node):
         return Dependent("it draws random numbers")
     if mutates(node):
         return Dependent("it writes to its input")
@@ -69,6 +69,17 @@ def probe(node: torch.fx.Node, places: Mapping[torch.fx.Node, Place]) -> Indepen
     if found is None:
         return Dependent(f"it can't be tried on small tensors ({next(iter(problems))})")
     return found
+
+
+def draws_for_all(node: torch.fx.Node) -> bool:
+    """Whether an opaque op, or a layer's own code, draws random numbers for all samples together:
+    on ranks that should do the same they would be different ones."""
+    code = code_of(node)
+    return _draws_random(node) if code is None else bool(code.random and code.mixing)
+
+
+def _draws_random(node: torch.fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _draws(

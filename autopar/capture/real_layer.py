@@ -68,7 +68,8 @@ class RealLayer:
     ) -> Any:
         """What the layer returns, without dropout. `buffers`: those to use instead, which it may
         change; left out, copies."""
-        given = buffers or {name: tensor.clone() for name, tensor in self.buffers.items()}
+        with _disable_current_modes():
+            given = buffers or {name: tensor.clone() for name, tensor in self.buffers.items()}
         weights = {**self.weights, **given}
         with _real_world(self.module, training), lent(self.module, weights):
             torch.manual_seed(seed)

@@ -7,6 +7,7 @@ import torch.fx
 
 from autopar.capture.captured import Capture, CapturedGraph, Layer, ParamMeta
 from autopar.capture.opaque_code import OpaqueWork
+from autopar.capture.probe import draws_for_all
 from autopar.graph.factors import DimExpr
 from autopar.plugin import Region
 
@@ -157,6 +158,16 @@ class ModelGraph:
         from autopar.inspection import summarise_model  # built on top of this module
 
         return summarise_model(self)
+
+    @property
+    def drawing(self) -> tuple[str, ...]:
+        """Opaque ops that draw random numbers and can't run on a share of the samples."""
+        return tuple(
+            op.opaque
+            for block in self.blocks
+            for op in block.ops.values()
+            if op.opaque and draws_for_all(op.node)
+        )
 
     @property
     def has_dropout(self) -> bool:

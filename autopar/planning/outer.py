@@ -87,6 +87,11 @@ def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str 
             f"the batch can't be split into {pieces}: {'; '.join(model.mixing[:3])}. Compute it "
             "outside the model and the loss, and pass it in the batch"
         )
+    if split_size(setting.data) > 1 and model.drawing:
+        return (
+            f"ranks that share the batch would draw different random numbers for {model.drawing[0]}"
+            ". Draw them outside the model and pass them in the batch, or keep dp at 1"
+        )
     shared = [
         f"{axis} {size}"
         for axis, size in setting.mesh.axes
