@@ -68,8 +68,9 @@ def test_sequential_has_no_blocks() -> None:
 def test_two_kinds_of_blocks() -> None:
     model = Stack(Mixer(), Gated(), Mixer(), Gated(), Mixer(2.0))
     captured = check_same(model, vectors(), cross_entropy)
-    assert [layer.block for layer in captured.layers] == [0, 1, 0, 1, 2]
-    assert [block.name for block in captured.blocks] == ["Mixer", "Gated", "Mixer_2"]
+    # The first gets an input without a gradient, the last another scale.
+    assert [layer.block for layer in captured.layers] == [0, 1, 2, 1, 3]
+    assert [b.name for b in captured.blocks] == ["Mixer", "Gated", "Mixer_2", "Mixer_3"]
     (output,) = (node for node in captured.blocks[1].graph.nodes if node.op == "output")
     assert len(output.args[0]) == 1  # the sum that nobody reads is gone
 
@@ -128,11 +129,11 @@ def test_in_place_operations() -> None:
 
 
 def test_frozen_layers_are_blocks_of_their_own() -> None:
-    model = Stack(Mixer(), Mixer(), Mixer())
+    model = Stack(Mixer(), Mixer(), Mixer(), Mixer())
     model.blocks[0].requires_grad_(False)
     captured = check_same(model, vectors(), cross_entropy)
-    assert [layer.block for layer in captured.layers] == [0, 1, 1]
-    assert [block.inputs[0].requires_grad for block in captured.blocks] == [False, True]
+    assert [layer.block for layer in captured.layers] == [0, 1, 2, 2]
+    assert [block.inputs[0].requires_grad for block in captured.blocks] == [False, False, True]
     frozen = {p.names[0] for p in captured.params if not p.trainable}
     assert frozen == {f"blocks.0.{n}" for n in dict(model.blocks[0].named_parameters())}
 

@@ -20,18 +20,19 @@ def unique_blocks(
     """(blocks, the block's index for each call), blocks in the order of their first layer.
 
     Calls of one signature share a graph if the graphs of the first, the second and the last are
-    equal; if not (a layer computes with its own index), each layer's graph is compared.
+    equal; if not (a layer computes with its own index), each layer's graph is compared. A layer
+    whose inputs need no gradient where others' do is a kind of its own: its backward sends less.
     """
-    groups: dict[str, list[LayerCall]] = {}
+    groups: dict[tuple[str, tuple[bool, ...]], list[LayerCall]] = {}
     for call in calls:
-        groups.setdefault(call.signature, []).append(call)
+        groups.setdefault((call.signature, tuple(call.needs_grad)), []).append(call)
     hash_of: dict[str, str] = {}
     graph_of: dict[str, CapturedGraph] = {}
 
     def add(call: LayerCall, paths: Sequence[str]) -> str:
         graph = build(call)
         frozen = [n for n, p in call.candidate.module.named_parameters() if not p.requires_grad]
-        text = structural_hash(graph) + repr(frozen)
+        text = structural_hash(graph) + repr((frozen, call.needs_grad))
         graph_of.setdefault(text, graph)
         hash_of.update(dict.fromkeys(paths, text))
         return text

@@ -158,10 +158,7 @@ class Body:
             return
         self._heading(node)
         if class_of(name) == "buffer_update" and not self.is_opaque(node):
-            (buffer,) = node.all_input_nodes
-            text = self.operand(node, buffer)
-            self.lines += ["if self.training:", f"    {text} += {arguments(node)['other']}"]
-            self.put(node.name, text)
+            self._update(node)
             return
         if isinstance(node.meta["val"], (list, tuple)):
             self._several(node)
@@ -176,6 +173,14 @@ class Body:
         variable = self.names.fresh(wish(node))
         self.lines.append(f"{variable} = {text}{self._comment(node)}")
         self.put(node.name, variable)
+
+    def _update(self, node: torch.fx.Node) -> None:
+        """A buffer changes in training, as it does in the plain model's."""
+        buffer = self.printer.arg(node, node.args[0])
+        words = [self.printer.arg(node, a) for a in node.args[1:]]
+        words += [f"{k}={self.printer.arg(node, v)}" for k, v in node.kwargs.items()]
+        self.lines += ["if self.training:", f"    {buffer}.{op_name(node)}({', '.join(words)})"]
+        self.put(node.name, buffer)
 
     def _several(self, node: torch.fx.Node) -> None:
         users = {u.args[1]: u for u in node.users}
@@ -207,7 +212,7 @@ class Body:
     def _inline(self, node: torch.fx.Node, text: str) -> bool:
         kind, name = class_of(op_name(node)), op_name(node)
         users = [u for u in node.users if u.name not in self.skip]
-        if len(users) != 1 or name in NAMED_OPS:
+        if len(users) != 1 or name in NAMED_OPS or any(map(_changes, node.all_input_nodes)):
             return False
         (user,) = users
         if user.op != "call_function" or self.flow.need(user, node.name) != self.made(node.name):
@@ -258,6 +263,12 @@ class Body:
         partial = [p.axis for p in sorted(layout.partial)]
         note = f", partial over {' · '.join(partial)}" if partial else ""
         return f"  # [{', '.join(self.out_shape(node))}]{note}"
+
+
+def _changes(node: torch.fx.Node) -> bool:
+    """Whether a tensor is written to: what is read from it must be read where it stands."""
+    kinds = (class_of(op_name(u)) for u in node.users if u.op == "call_function")
+    return "buffer_update" in kinds
 
 
 def _suffix(flow: Flow, name: str, need: Layout) -> str:

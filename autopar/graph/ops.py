@@ -54,7 +54,8 @@ OPS_BY_CLASS: dict[str, str] = {
     "embedding": "embedding",
     "loss": "cross_entropy_loss nll_loss mse_loss l1_loss smooth_l1_loss huber_loss "
     "binary_cross_entropy_with_logits",
-    "buffer_update": "add_",
+    "buffer_update": "add_ sub_ mul_ div_ pow_ copy_ fill_ zero_ lerp_ addcmul_ addcdiv_ clamp_ "
+    "masked_fill_ logical_or_ logical_and_ bitwise_or_ bitwise_and_",
     "constant": "arange zeros ones full scalar_tensor eye linspace",
     "getitem": "getitem",
     "layer": "layer",

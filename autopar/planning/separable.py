@@ -55,6 +55,8 @@ def _batch_statistics(model: ModelGraph) -> str | None:
         for name, op in block.ops.items():
             if op.kind == "batch_norm" and "batch" in op.closed:
                 return f"{name} of {block.name} takes its statistics over the whole batch"
+            if op.kind == "buffer_update":
+                return f"{name} of {block.name} changes a buffer, once a batch"
             value = block.values.get(name)
             if op.kind != "constant" or value is None or value.from_batch:
                 continue

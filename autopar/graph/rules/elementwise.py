@@ -39,7 +39,18 @@ def scan(node: torch.fx.Node, known: Known) -> OpDims:
 
 
 def buffer_update(node: torch.fx.Node, known: Known) -> OpDims:
-    """`buffer += number`: batch norm's count of batches."""
-    if len(node.all_input_nodes) != 1 or node.all_input_nodes[0].op != "placeholder":
-        raise FactorError("a tensor written into a buffer")
-    return OpDims([dims_of(known, node.all_input_nodes[0])])
+    """A model's buffer is written to in place: it and what is written are whole."""
+    buffer = node.args[0]
+    if not isinstance(buffer, torch.fx.Node) or _base(buffer).op != "placeholder":
+        raise FactorError("a write to a tensor that is no buffer")
+    pointwise(node, known)
+    return OpDims([dims_of(known, buffer)])
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """What a chain of writes started from: each returns what it wrote to."""
+    while node.op == "call_function" and op_name(node).endswith("_"):
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        node = source
+    return node
