@@ -60,3 +60,18 @@ def compare_grouped(family: str, case: str, cluster: str, *edits: Edit) -> Compa
     """One family with grouped matmuls in float32, on every rank."""
     job = grouped(family)
     return run(job, edited(equality.compiled(job, case, cluster), edits))
+
+
+def with_router_loss() -> Job:
+    """Mixtral, tiny, that adds the router's loss (a product of two means over all tokens)."""
+    job = FAMILIES["mixtral"].tiny()
+    config: Any = job.model.config
+    config.output_router_logits = True
+    return job
+
+
+def compare_router_loss(case: str, cluster: str) -> Comparison:
+    """Mixtral with the router's loss, on every rank."""
+    with all_raised():
+        job = with_router_loss()
+        return run(job, equality.compiled(job, case, cluster))

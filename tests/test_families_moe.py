@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from equality import Comparison, Edit
 from families import FAMILIES
-from moe import MOE, compare_family, compare_grouped, grouped
+from moe import MOE, compare_family, compare_grouped, compare_router_loss, grouped, with_router_loss
 from pool import Pool
 
 import autopar
@@ -76,6 +76,28 @@ def pool2() -> Iterator[Pool]:
 def test_two(pool2: Pool, family: str, case: str) -> None:
     """On two processes."""
     check(pool2.run(compare_family, family, case, "cpu:2"), TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["tp2", "tp2_sequence"])
+def test_router_loss(pool2: Pool, case: str) -> None:
+    """Where the batch is whole, the router's loss is right."""
+    check(pool2.run(compare_router_loss, case, "cpu:2"), TOLERANCE)
+
+
+@pytest.mark.parametrize("pins", [{"dp": 2}, {"dp": 1, "tp": 2, "microbatches": 2}])
+def test_router_loss_mixes_the_batch(pins: dict[str, Any]) -> None:
+    """It isn't a sum over samples: neither ranks nor microbatches may split them."""
+    job = with_router_loss()
+    with pytest.raises(autopar.AutoparError, match="mixes the samples"):
+        autopar.compile(job.model, "cpu:2", job.batch, pin=pins)
+
+
+def test_capture_leaves_the_model_as_it_was() -> None:
+    """The first forward of a Hugging Face model hooks its layers, which are stubs then."""
+    job = with_router_loss()
+    capture(job.model, job.batch, job.loss)
+    assert len(job.model(**job.batch).router_logits) == 2
 
 
 ROUTER = r'"mlp.gate.weight", (.*), sums=\("dp", "tp"\)'

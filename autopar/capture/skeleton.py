@@ -74,6 +74,13 @@ class SkeletonTracer:
                     self.learn(*recorder.failed)
                     continue
                 if not recorder.refused and not recorder.touched:
+                    if isinstance(error, (IndexError, KeyError)) and self.candidates:
+                        # Most likely what hooks inside layers should have collected (router
+                        # logits, say), which stubs can't give.
+                        self.candidates = ()
+                        where = f"{type(error).__name__} with layers apart: {error}"
+                        notes += (f"all layers stay inline: {where}",)
+                        continue
                     self.learn(self._inner(error), error)
                     continue
             path, reason = next(iter((recorder.refused or recorder.touched).items()))

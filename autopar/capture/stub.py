@@ -226,8 +226,13 @@ class _Stub(nn.Module):
 def stubbed(
     model: nn.Module, candidates: tuple[Candidate, ...], recorder: Recorder
 ) -> Iterator[None]:
-    """The model with a stub in each candidate's place; the real layers are back afterwards."""
+    """The model with a stub in each candidate's place; the real layers are back afterwards.
+
+    Attributes and hooks that its first forward adds go too: it would believe that it has hooked
+    layers which weren't there.
+    """
     saved: list[tuple[dict[str, Any], str, nn.Module]] = []
+    before = [(m, set(vars(m)), dict(m._forward_hooks)) for m in model.modules()]
     try:
         for candidate in candidates:
             parent, _, name = candidate.path.rpartition(".")
@@ -238,3 +243,8 @@ def stubbed(
     finally:
         for modules, name, module in saved:
             modules[name] = module
+        for module, names, hooks in before:
+            for name in set(vars(module)) - names:
+                delattr(module, name)
+            for key in set(module._forward_hooks) - set(hooks):
+                del module._forward_hooks[key]
