@@ -1,7 +1,7 @@
 """Buffers that a model changes itself: once a batch, in training alone."""
 
 import torch
-from equality import run
+from equality import compiled, run
 from models import Job
 from pool import Pool
 from torch import Tensor, nn
@@ -42,8 +42,7 @@ def _loss(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
 def trained() -> float:
     """A task for the pool: the worst error, buffers among the weights."""
     job = counted()
-    program = autopar.compile(job.model, "cpu:4", job.batch, loss=job.loss, pin={"dp": 4})
-    return run(job, program).worst
+    return run(job, compiled(job, "dp4")).worst
 
 
 def test_buffers_change_once_a_batch(pool4: Pool) -> None:

@@ -58,11 +58,14 @@ def make_functional(graph: Graph, inputs: Collection[Node]) -> None:
 def _chain(node: Node) -> tuple[Node, list[Node]]:
     """The tensor that a node is a view of, and the views from there to the node."""
     views: list[Node] = []
-    while packet(node) in _WRITABLE and _storage(node) == _storage(node.args[0]):
-        views.insert(0, node)
+    while (packet(node) in _WRITABLE and _storage(node) == _storage(node.args[0])) or (
+        node.op == "call_function" and mutates(node)  # what it wrote to, itself
+    ):
+        if not mutates(node):
+            views.insert(0, node)
         assert isinstance(node.args[0], Node)
         node = node.args[0]
-    known = node.op == "placeholder" or node.target is operator.getitem or mutates(node)
+    known = node.op == "placeholder" or node.target is operator.getitem
     if not known and _storages(node) & {s for n in node.all_input_nodes for s in _storages(n)}:
         raise AutoparError(
             f"{node.target} makes a view that is written to in place at {_line(node)}, which can't "

@@ -4,6 +4,7 @@ An expression that is used once, soon and cheaply is written where it is used; t
 name. A value that is needed in another layout than it was made in is converted by explicit calls.
 """
 
+import re
 from collections.abc import Iterable
 
 import torch.fx
@@ -167,7 +168,7 @@ class Body:
         text = fused or self.printer.text(node)
         if self._is_product_for_bias(node):
             self.products[node.name] = text
-        if text.isidentifier() or text.startswith(("self.", "self[")) or self._inline(node, text):
+        if _is_name(text) or self._inline(node, text):
             self.put(node.name, text)
             return
         variable = self.names.fresh(wish(node))
@@ -263,6 +264,11 @@ class Body:
         partial = [p.axis for p in sorted(layout.partial)]
         note = f", partial over {' · '.join(partial)}" if partial else ""
         return f"  # [{', '.join(self.out_shape(node))}]{note}"
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text is a variable, or a path from self."""
+    return re.fullmatch(r"\w+|self(\.\w+|\[\w+\])*", text) is not None and not text[0].isdigit()
 
 
 def _changes(node: torch.fx.Node) -> bool:
