@@ -7,6 +7,7 @@ import pytest
 from equality import Comparison, compiled, run
 from families import FAMILIES
 from models import float32_raised
+from more_models import MORE
 from pool import Pool
 
 import autopar
@@ -24,13 +25,14 @@ CASES = {
 PAIRS = [(family, case) for case, families in CASES.items() for family in families]
 QUICK = [(family, "dp2_tp2") for family in ("resnet", "unet", "vit", "bert")]
 QUICK += [("clip", "dp2_tp2_sequence"), ("resnet", "zero3_tp2")]
+QUICK += [("padded_bert", "dp2_tp2_sequence"), ("siglip", "dp2_tp2")]
 SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS if pair not in QUICK]
 
 
 def compare_family(family: str, case: str) -> Comparison:
     """A task for the pool: one family under one case, on every rank."""
     with float32_raised():
-        job = FAMILIES[family].tiny()
+        job = MORE[family]() if family in MORE else FAMILIES[family].tiny()
         return run(job, compiled(job, case))
 
 

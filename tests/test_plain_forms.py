@@ -26,6 +26,8 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "narrow": lambda x: x.narrow(1, -2, 2),
     "reshape_as": lambda x: x.reshape_as(x.flatten(1)),
     "outer": lambda x: torch.outer(x[0, 0], x[1, 1]),
+    "operators": lambda x: x * ((x > 0.2) & (x < 0.8) | (x > 0.9) ^ (x > 0.5)).type_as(x),
+    "weight norm": lambda x: torch._weight_norm(x, x[:, :1, :1], 0),
     "argmax index": lambda x: x[_rows(x), IDS.argmax(-1)],
     "negative index": lambda x: x[_rows(x), IDS[:, 0] - 4],
     "index of all rows": lambda x: x[_rows(x)[:, None, None], torch.arange(4)[None, None, :]],

@@ -352,7 +352,8 @@ class Printer:
     def _filled(self, node: torch.fx.Node, function: str, value: str = "") -> str:
         shape = ", ".join(self.scope.out_shape(node))
         dtype = node.meta["val"].dtype
-        return f"torch.{function}(({shape},){value}, dtype={dtype}, device=self.mesh.device)"
+        comma = "," if shape else ""
+        return f"torch.{function}(({shape}{comma}){value}, dtype={dtype}, device=self.mesh.device)"
 
     def _op_zeros(self, node: torch.fx.Node) -> str:
         return self._filled(node, "zeros")

@@ -62,6 +62,8 @@ def _mixes(node: torch.fx.Node, known: BlockDims, flags: Flags) -> bool:
         return False
     if class_of(op_name(node)) in ("layer", "getitem"):
         return False
+    if any(has_pairs(known, n) for n in node.all_input_nodes):
+        return False  # it runs on the whole batch, with what made the pairs
     info = known.ops[node]
     closed = [*info.contract, *(dim for dim, _ in info.blocked)]
     return any(_is_batch(leaf) for dim in closed for leaf in leaves(dim))
@@ -80,3 +82,9 @@ def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
             seen.add(current)
             todo += current.all_input_nodes
     return seen
+
+
+def has_pairs(known: BlockDims, node: torch.fx.Node) -> bool:
+    """Whether a tensor has the batch twice: something of each pair of samples."""
+    tensors = known.dims.get(node, ())
+    return any(sum(f.hint == "batch" for dim in dims for f in leaves(dim)) > 1 for dims in tensors)

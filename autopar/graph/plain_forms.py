@@ -1,6 +1,7 @@
 """Ops that say in a word what others say in two, spelt out, so that fewer ops need rules."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,24 +17,10 @@ aten = torch.ops.aten
 
 def plain_form(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """Rewrite one op, where it has a plainer form."""
-    if named(node, "broadcast_tensors"):
-        _without_broadcast(graph, node)
-    elif node.target is aten.mean.default:
-        _mean_by_sum(graph, node)
-    elif named(node, "expand_as", "numpy_T", "reshape_as", "view_as", "narrow", "outer"):
-        _plain_view(graph, node)
-    elif node.target in (aten.min.other, aten.max.other):
-        node.target = aten.minimum.default if op_name(node) == "min" else aten.maximum.default
-    elif named(node, "new_zeros", "new_ones", "new_full", "new_empty"):
-        _plain_constant(graph, node)
-    elif named(node, "index", "index_put"):
-        (without_arange if op_name(node) == "index" else _plain_inverse)(graph, node)
-    elif named(node, "glu"):
-        _glu(graph, node)
-    elif named(node, "baddbmm"):
-        _baddbmm(graph, node)
-    elif named(node, "pixel_shuffle", "pixel_unshuffle"):
-        _pixel_shuffle(graph, node)
+    for name, rewrite in _FORMS.items():
+        if named(node, name):
+            rewrite(graph, node)
+            return
 
 
 def _without_broadcast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -100,6 +87,17 @@ def _glu(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     _replace(graph, node, insert(graph, node, aten.mul.Tensor, (left, gate), node))
 
 
+def _weight_norm(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """v · g / ‖v‖, the norm over all dims but one."""
+    args = arguments(node)
+    v, g = args["v"], args["g"]
+    rank = len(shape_of(v))
+    dims = [d for d in range(rank) if args["dim"] == -1 or d != args["dim"] % rank]
+    norm = insert(graph, node, aten.linalg_vector_norm.default, (v, 2, dims, True), node)
+    scale = insert(graph, node, aten.div.Tensor, (g, norm), node)
+    _replace(graph, node, insert(graph, node, aten.mul.Tensor, (v, scale), node))
+
+
 def _baddbmm(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """beta · self + alpha · (batch1 @ batch2)."""
     args = arguments(node)
@@ -148,9 +146,52 @@ def _plain_inverse(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 def _mean_by_sum(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """A mean of everything is a sum over the whole number of elements: sums can be split."""
     args = arguments(node)
-    if args["dtype"] is not None:
+    if node.target is not aten.mean.default or args["dtype"] is not None:
         return
     total = insert(graph, node, aten.sum.default, (args["self"],), node)
     count = math.prod(shape_of(args["self"]))
     node.replace_all_uses_with(insert(graph, node, aten.div.Tensor, (total, count), node))
     graph.erase_node(node)
+
+
+def _of_two(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """The larger or the smaller of two tensors."""
+    if node.target is aten.min.other:
+        node.target = aten.minimum.default
+    elif node.target is aten.max.other:
+        node.target = aten.maximum.default
+
+
+def _operator(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """x & y and the like."""
+    plain = {
+        "__and__": aten.bitwise_and,
+        "__or__": aten.bitwise_or,
+        "__xor__": aten.bitwise_xor,
+    }[op_name(node)]
+    node.target = plain.Tensor if is_tensor(arguments(node)["other"]) else plain.Scalar
+
+
+def _type_as(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    source, dtype = arguments(node)["self"], node.meta["val"].dtype
+    _replace(graph, node, insert(graph, node, aten.to.dtype, (source, dtype), node))
+
+
+_FORMS: Mapping[str, Callable[[torch.fx.Graph, torch.fx.Node], None]] = {
+    "broadcast_tensors": _without_broadcast,
+    "mean": _mean_by_sum,
+    "min": _of_two,
+    "max": _of_two,
+    "index": without_arange,
+    "index_put": _plain_inverse,
+    "glu": _glu,
+    "baddbmm": _baddbmm,
+    "type_as": _type_as,
+    "_weight_norm": _weight_norm,
+    **dict.fromkeys(("__and__", "__or__", "__xor__"), _operator),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), _plain_constant),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _pixel_shuffle),
+    **dict.fromkeys(
+        ("expand_as", "numpy_T", "reshape_as", "view_as", "narrow", "outer"), _plain_view
+    ),
+}

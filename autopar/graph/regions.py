@@ -14,7 +14,7 @@ import torch.fx
 
 from autopar.capture.captured import CapturedGraph
 from autopar.capture.opaque_code import code_of
-from autopar.graph.batch_mixing import share_makers
+from autopar.graph.batch_mixing import has_pairs, share_makers
 from autopar.graph.dims import BlockDims
 from autopar.graph.factors import Factor, leaves, resolve
 from autopar.graph.flags import Flags
@@ -208,7 +208,7 @@ def find_regions(
     regions = BlockRegions(graph, captured, known, flags, prologue)
     ops = [n for n in graph.nodes if n.op == "call_function" and n.name not in prologue]
     grads = [n for n in ops if n.name in flags.needs_grad or _has_grad_outputs(n, flags)]
-    mixing = [n for n in grads if _mixes_samples(regions, n)]
+    mixing = [n for n in ops if _mixes_samples(regions, n, n in grads)]
     for node in mixing:
         regions.owner[node.name] = MIXING
     regions.internal = _internal_regions(regions, grads)
@@ -229,12 +229,17 @@ def find_regions(
     return regions
 
 
-def _mixes_samples(regions: BlockRegions, node: torch.fx.Node) -> bool:
+def _mixes_samples(regions: BlockRegions, node: torch.fx.Node, grad: bool) -> bool:
     """Whether an op runs on the whole batch only: it gets a region of its own, so that what comes
-    before and after can still split the batch."""
+    before and after can still split the batch. Of ops on inputs, those that make or take pairs of
+    samples (labels compared with each other)."""
     if _of_layer(node):
         return False
-    return any(f.hint == "batch" for f in regions.blocked(node))
+    if grad:
+        return any(f.hint == "batch" for f in regions.blocked(node))
+    return node.name in regions.flags.from_batch and any(
+        has_pairs(regions.known, n) for n in [node, *node.all_input_nodes]
+    )
 
 
 def _absorb_orders(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:
