@@ -139,7 +139,9 @@ def _root_class(
     body.run(
         n for n in block.graph.nodes if n.op == "call_function" and n.name not in block.prologue
     )
+    result = next(n for n in reversed(block.graph.nodes) if n.op == "output")
     (loss,) = block.outputs()
+    returned = body.operand(result, loss)
     lines = [f"class {capture.model_class}(Container):", f'    """{_root_doc(program)}"""', ""]
     tied = {p.names[0]: p.names for p in capture.params}
     weights = {n: tied[own] for n, own in block.params.items()}
@@ -155,7 +157,7 @@ def _root_class(
     lines += ["", f"    def forward(self, {', '.join([*arguments, 'counts'])}):"]
     for line in body.lines:
         lines += wrapped(line, 8)
-    return [*lines, f"        return {body.texts[loss.name, body.made(loss.name)]}"]
+    return [*lines, f"        return {returned}"]
 
 
 def _place_inputs(body: Body, nodes: Iterable[str], wishes: Iterable[str]) -> list[str]:

@@ -34,10 +34,13 @@ class Flow:
     made: Mapping[str, Layout]
     params: Mapping[str, Layout]
     conversions: Mapping[tuple[str, Layout], tuple[Step, ...]]
+    returns_loss: bool = False
 
     def need(self, node: torch.fx.Node, source: str) -> Layout:
         """The layout in which a node takes a value."""
         value = self.block.values[source]
+        if node.op == "output" and self.returns_loss:
+            return Layout(partial=self.made[source].partial)
         if node.op == "output":
             return boundary_layout(value, self.choices[STREAM], self.setting).restrict(
                 names(value.dims)
@@ -62,7 +65,8 @@ def make_flow(
     returns_loss: bool,
 ) -> Flow:
     """The flow of a block. `layers`: for the skeleton, each layer's block and stream candidate.
-    `returns_loss`: the output is a loss and leaves as it is made (a partial sum)."""
+    `returns_loss`: the output is a loss, which leaves as a partial sum where it is one. Each rank's
+    backward starts from 1, so ranks that all have the same loss must not add up."""
     typings: dict[str, OpTyping] = {}
     for candidate in choices.values():
         typings.update(type_region(block, candidate).ops)
@@ -79,19 +83,19 @@ def make_flow(
         if is_tensor(node) and node.name not in made and not block.is_weight(node.name):
             made[node.name] = _made(block, node, typings, choices[STREAM], setting)
     weights = _weights(block, typings, setting)
-    flow = Flow(block, choices, setting, typings, made, weights, {})
+    flow = Flow(block, choices, setting, typings, made, weights, {}, returns_loss)
     conversions = {
         (source, need): convert(block.values[source], start, need, setting)
-        for node, source, need in needs(flow, returns_loss)
+        for node, source, need in needs(flow)
         if (start := made.get(source, weights.get(source, Layout()))) != need
     }
-    return Flow(block, choices, setting, typings, made, weights, conversions)
+    return Flow(block, choices, setting, typings, made, weights, conversions, returns_loss)
 
 
-def needs(flow: Flow, returns_loss: bool) -> Iterator[tuple[torch.fx.Node, str, Layout]]:
+def needs(flow: Flow) -> Iterator[tuple[torch.fx.Node, str, Layout]]:
     """Every (node, value, layout) in which a node takes a value, in graph order."""
     for node in flow.block.graph.nodes:
-        if (node.op == "output" and returns_loss) or node.name in flow.block.prologue:
+        if node.name in flow.block.prologue:
             continue
         if node.op in ("call_function", "output"):
             for source in dict.fromkeys(node.all_input_nodes):

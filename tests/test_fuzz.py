@@ -1,0 +1,74 @@
+"""Random plans: a dim drawn for every region and axis. Each is equal to the plain model or refused
+with a reason; none is wrong."""
+
+import functools
+
+import pytest
+import torch
+from equality import Comparison, run
+from families import FAMILIES
+from models import float32_raised
+from pool import Pool
+from random_splits import RandomSplits
+
+import autopar
+
+TOLERANCE = 1e-9
+EVERY_RUN = 2
+"""Draws for each family and mesh in every test run; `slow` has the rest of the 300."""
+DRAWS = 10
+MESHES = {"one axis": {"ra": 2, "rb": 1, "dp": 2}, "two axes": {"ra": 2, "rb": 2, "dp": 1}}
+OFF = {"tensor": False, "sequence": False, "zero": False, "tp": 1, "microbatches": 1}
+
+
+def draw(family: str, mesh: str, seed: int) -> Comparison | str:
+    """A task for the pool: one random plan, or why it was refused."""
+    with float32_raised():
+        job = FAMILIES[family].tiny()
+        plugin = RandomSplits(seed)
+        try:
+            program = autopar.compile(
+                job.model,
+                "cpu:4",
+                job.batch,
+                loss=job.loss,
+                optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
+                clip_norm=0.05,
+                strategies=("data", "sequence", "tensor", "zero", plugin),
+                pin={**OFF, **MESHES[mesh], "random_splits": True},
+            )
+        except autopar.AutoparError as error:
+            return str(error)
+        return run(job, program)
+
+
+def check(pool: Pool, family: str, mesh: str, seeds: range) -> list[str]:
+    """Runs draws; the reasons of those that were refused."""
+    refused = []
+    for seed in seeds:
+        for found in pool.run(draw, family, mesh, seed)[:1]:
+            if isinstance(found, str):
+                refused.append(found)
+                continue
+            assert isinstance(found, Comparison)
+            assert found.worst <= TOLERANCE, (family, mesh, seed, found)
+            assert found.counted == found.planned, (family, mesh, seed)
+    assert all(len(reason) > 20 for reason in refused)
+    return refused
+
+
+CASES = [(family, mesh) for family in FAMILIES for mesh in MESHES]
+
+
+@pytest.mark.parametrize(("family", "mesh"), CASES)
+def test_random_plans(pool4: Pool, family: str, mesh: str) -> None:
+    """A selection in every run."""
+    check(pool4, family, mesh, range(EVERY_RUN))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mesh"), CASES)
+def test_more_random_plans(pool4: Pool, family: str, mesh: str) -> None:
+    """The rest: with the selection 20 draws for each of 16 families, and most of them run."""
+    refused = check(pool4, family, mesh, range(EVERY_RUN, DRAWS))
+    assert len(refused) < DRAWS - EVERY_RUN, refused
