@@ -23,7 +23,18 @@ def _attention_letter(node: torch.fx.Node) -> str:
     return next((word[0] for word in ("query", "key", "value") if args[word] is node), "")
 
 
-SHORT = {"scaled_dot_product_attention": "attention", "cross_entropy_loss": "loss_sum"}
+SHORT = {
+    "scaled_dot_product_attention": "attention",
+    "cross_entropy_loss": "loss_sum",
+    "grouped_mm_fallback": "grouped",
+    "_grouped_mm": "grouped",
+    "histc": "counted",
+    "cumsum": "running_sum",
+    "argsort": "order",
+    "repeat_interleave": "repeated",
+    "index": "picked",
+}
+OUTPUTS = {"topk": ("largest", "chosen"), "sort": ("sorted_values", "order")}
 
 
 class Names:
@@ -65,6 +76,8 @@ def wish(node: torch.fx.Node) -> str:
     if kind in ("view", "permute", "concat_split", "getitem") and node.args:
         source = node.args[0]
         if isinstance(source, torch.fx.Node) and source.op == "call_function":
+            if kind == "getitem" and op_name(source) in OUTPUTS:
+                return OUTPUTS[op_name(source)][int(str(node.args[1]))]
             return wish(source)
     return SHORT.get(op_name(node), op_name(node))
 
