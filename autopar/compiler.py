@@ -82,7 +82,7 @@ def compile(
         found = search(graph, cluster, chosen, models, pins, options)
         plan = decide(graph, found, cluster, options, describe_batch(given), assumed)
         report["plan_s"] = time.perf_counter() - start - report["capture_s"]
-        source = emit_module(realise(graph, plan), headline(plan))
+        source = emit_module(realise(graph, plan, chosen), headline(plan))
         return plan.to_json(), source
 
     text, source = from_rank0(plan_and_emit)

@@ -38,6 +38,7 @@ def _decisions(before: Plan, after: Plan) -> list[Change]:
             "mesh": _sizes(plan.mesh),
             "batch": batch_text(plan.batch),
             "microbatches": str(plan.microbatches),
+            "schedule": _schedule(plan),
         }
 
     old, new = facts(before), facts(after)
@@ -66,6 +67,14 @@ def _digest(plan: Plan) -> str:
     device = plan.cluster.get("device")
     facts = {**(device if isinstance(device, dict) else {}), "links": plan.cluster.get("links")}
     return ", ".join(f"{key} {value}" for key, value in facts.items() if key != "name")
+
+
+def _schedule(plan: Plan) -> str:
+    """The schedule with the layers of its parts."""
+    if plan.schedule is None:
+        return "none"
+    parts = ", ".join(str(len(part)) for part in plan.schedule.parts)
+    return f"{plan.schedule.name} over {plan.schedule.axis}, layers {parts}"
 
 
 def _sizes(axes: Mapping[str, int]) -> str:
@@ -122,6 +131,7 @@ def _figures(before: Plan, after: Plan) -> list[Change]:
             "compute": p.compute_s,
             "communication": p.communication_s,
             "optimizer": p.optimizer_s,
+            "waiting": p.waiting_s,
         }
         sizes = {"memory": p.memory_bytes, **{f"memory, {k}": v for k, v in p.memory.items()}}
         return {
@@ -151,7 +161,9 @@ def _collectives(before: Plan, after: Plan) -> list[Change]:
         for c in plan.collectives:
             by = f" by {c.algorithm}" if c.algorithm else ""
             text = f"{c.bytes:,} bytes in {c.count} calls{by}"
-            rows.setdefault(f"{c.op} over {' · '.join(c.axes)}, {c.phase}", []).append(text)
+            stage = f"stage {c.stage}, " if plan.schedule is not None else ""
+            name = f"{stage}{c.op} over {' · '.join(c.axes)}, {c.phase}"
+            rows.setdefault(name, []).append(text)
         return {name: ", ".join(texts) for name, texts in rows.items()}
 
     old, new = facts(before), facts(after)

@@ -89,7 +89,8 @@ class RegionChoice:
 class CollectiveTotal:
     """All collectives of one kind over one group in one phase by one algorithm (as the cost model
     names it): bytes and calls of one step on one rank. Calls of a kind may be joined at run time
-    (buckets, FSDP2 units); the bytes stay."""
+    (buckets, FSDP2 units); the bytes stay. Where layers lie in stages, those of a rank of `stage`.
+    """
 
     op: str
     axes: tuple[str, ...]
@@ -98,28 +99,61 @@ class CollectiveTotal:
     bytes: int
     count: int
     seconds: float
+    stage: int = 0
+
+
+@dataclass(frozen=True, config=_STRICT)
+class StagePredicted:
+    """A stage's own time of a step, without waiting, and its memory."""
+
+    step_s: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Predicted:
-    """What a step is predicted to take on one rank. `memory` splits `memory_bytes` by kind."""
+    """What a step is predicted to take on one rank. `memory` splits `memory_bytes` by kind.
+
+    Where layers lie in stages, the times are those of the slowest stage and the memory that of the
+    fullest; in `waiting_s` the slowest stage has nothing to do."""
 
     step_s: float
     compute_s: float
     communication_s: float
     optimizer_s: float
+    waiting_s: float
     memory_bytes: int
     memory: Mapping[str, int]
     model_flops: int
     tokens_per_s: float
     mfu: float
+    stages: tuple[StagePredicted, ...] = ()
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ScheduleChoice:
+    """How microbatches run through layers in stages along `axis`. `parts`: the layers of each part
+    of the model, in order; part p lies on stage p modulo the number of stages. `bubble`: the share
+    of a step in which a stage waits, were all equal. `in_flight`: for how many microbatches each
+    stage holds saved tensors, at most, over its chunks together."""
+
+    name: str
+    axis: str
+    options: Mapping[str, int]
+    parts: tuple[tuple[str, ...], ...]
+    bubble: float
+    in_flight: tuple[int, ...]
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Certificate:
     """How good the plan is proven to be: no plan in the searched space is faster than `bound_s` by
     the same prices. `difference_s` is the predicted step minus the solver's objective, which
-    leaves out the step's scalar collectives and counts shared conversions inside a region apart."""
+    leaves out the step's scalar collectives and counts shared conversions inside a region apart.
+
+    Where layers lie in stages, the searched space has one or two cuts of the layers for each mesh,
+    schedule and number of microbatches: the one that is best by each region's fastest choice, and
+    the one with the smallest stages."""
 
     solver: str
     objective_s: float
@@ -134,10 +168,12 @@ class Certificate:
 
 @dataclass(frozen=True, config=_STRICT)
 class Alternative:
-    """Another mesh or number of microbatches: its best step, or why it has none."""
+    """Another mesh, number of microbatches or schedule ("" is none): its best step, or why it has
+    none."""
 
     mesh: Mapping[str, int]
     microbatches: int
+    schedule: str
     step_s: float | None
     bound_s: float | None
     why: str
@@ -160,6 +196,7 @@ class Plan:
     batch_size: Count
     tokens: Count
     microbatches: Count
+    schedule: ScheduleChoice | None
     regions: tuple[RegionChoice, ...]
     collectives: tuple[CollectiveTotal, ...]
     predicted: Predicted

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from autopar.devices import ClusterSpec, Device, Fit, Kernels, Link, Protocol
 from autopar.errors import AutoparError
 from autopar.mesh import AxisPart, Mesh, Split, split_size
+from autopar.schedule import Table
 
 __all__ = [
     "BUCKET",
@@ -41,10 +42,12 @@ __all__ = [
     "Region",
     "Resident",
     "Role",
+    "Schedule",
     "Send",
     "Split",
     "StateSpec",
     "Strategy",
+    "Table",
     "split_over",
 ]
 
@@ -121,12 +124,29 @@ class AxisSpec:
     """A mesh axis, declared by the one strategy that owns it.
 
     `splits_batch`: ranks along it get different samples. `locality` places it: the axis with the
-    highest is innermost, on the fastest links.
+    highest is innermost, on the fastest links. `splits_layers`: ranks along it hold different
+    layers, and its owner has schedules; at most one axis does.
     """
 
     name: str
     splits_batch: bool
     locality: int
+    splits_layers: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How microbatches run through layers that lie in stages along `axis`.
+
+    The emitted module imports `function` ("package.module:name") and calls it as
+    `function(**options)`; `table` is what that returns, and what is planned with.
+    """
+
+    name: str
+    axis: str
+    function: str
+    options: tuple[tuple[str, int], ...]
+    table: Table
 
 
 @dataclass(frozen=True)
@@ -290,8 +310,16 @@ class Strategy(abc.ABC):
         Yielding nothing means that the strategy has nothing to say here (its axis has size 1, say).
         """
 
-    def conflict(self, candidate: Candidate, region: Region, mesh: Mesh) -> str | None:
-        """Why a finished candidate that this strategy took part in may not run, or None."""
+    def schedules(self, mesh: Mesh, microbatches: int, layers: int) -> Iterable[Schedule | Refusal]:
+        """For the owner of an axis that splits layers: in which ways a model of so many layers may
+        run on this mesh, or why it can't."""
+        return ()
+
+    def conflict(
+        self, candidate: Candidate, region: Region, mesh: Mesh, schedule: Schedule | None = None
+    ) -> str | None:
+        """Why a finished candidate that this strategy took part in may not run, or None. The owner
+        of the schedule takes part in all."""
         return None
 
 

@@ -6,7 +6,12 @@ from collections import Counter
 from rich.console import Console
 from rich.table import Table
 
-from autopar.plan import Plan, RegionChoice
+from autopar.plan import Plan, RegionChoice, ScheduleChoice
+
+CUTS = (
+    "  Where layers lie in stages, that is for one or two cuts of the layers: the best by each "
+    "region's fastest choice, and the one with the smallest stages. Other cuts aren't in it."
+)
 
 
 def summarise(plan: Plan) -> str:
@@ -19,6 +24,8 @@ def summarise(plan: Plan) -> str:
         f"layers) on {mesh}; batch {plan.batch_size} in {plan.microbatches} "
         f"microbatch{'es' if plan.microbatches > 1 else ''}"
     )
+    if plan.schedule is not None:
+        console.print(_stages(plan, plan.schedule))
     console.print(_regions(plan))
     console.print(_collectives(plan))
     console.print(_predicted(plan))
@@ -77,14 +84,36 @@ def layer_span(layers: tuple[str, ...]) -> str:
     return layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)})"
 
 
+def _stages(plan: Plan, schedule: ScheduleChoice) -> Table:
+    """Where layers lie, part by part."""
+    count = len(plan.predicted.stages)
+    table = Table(
+        title=f"{schedule.name} over {schedule.axis}: a stage waits {schedule.bubble:.1%} of a "
+        "step, were all equal"
+    )
+    table.add_column("stage", justify="right")
+    table.add_column("layers")
+    for name in ("microbatches held", "own time", "memory"):
+        table.add_column(name, justify="right")
+    for stage, (held, own) in enumerate(
+        zip(schedule.in_flight, plan.predicted.stages, strict=True)
+    ):
+        layers = "; ".join(layer_span(part) for part in schedule.parts[stage::count])
+        cells = (str(held), seconds(own.step_s), size(own.memory_bytes))
+        table.add_row(str(stage), layers, *cells)
+    return table
+
+
 def _collectives(plan: Plan) -> Table:
     table = Table(title="communication of one step, per rank")
-    for name in ("collective", "over", "phase", "algorithm"):
+    staged = plan.schedule is not None
+    for name in (*(("stage",) if staged else ()), "collective", "over", "phase", "algorithm"):
         table.add_column(name)
     for name in ("bytes", "calls", "time"):
         table.add_column(name, justify="right")
     for total in plan.collectives:
         table.add_row(
+            *((str(total.stage),) if staged else ()),
             total.op,
             " · ".join(total.axes),
             total.phase,
@@ -105,6 +134,8 @@ def _predicted(plan: Plan) -> Table:
     table.add_row("  compute", seconds(p.compute_s))
     table.add_row("  communication", seconds(p.communication_s))
     table.add_row("  optimizer", seconds(p.optimizer_s))
+    if plan.schedule is not None:
+        table.add_row("  waiting", seconds(p.waiting_s))
     table.add_row("tokens/s" if plan.tokens != plan.batch_size else "samples/s",
                   f"{p.tokens_per_s:,.0f}")  # fmt: skip
     table.add_row("MFU", f"{p.mfu:.1%}")
@@ -123,10 +154,13 @@ def _certificate(plan: Plan) -> list[str]:
         f"{c.solver})."
     )
     lines = [proven if c.candidates else "Certificate: none, no search made this plan."]
+    if plan.schedule is not None or any(other.schedule for other in plan.alternatives):
+        lines.append(CUTS)
     for other in plan.alternatives[:6]:
         mesh = " · ".join(f"{axis} {size}" for axis, size in other.mesh.items())
         cost = f"{seconds(other.step_s)}" if other.step_s is not None else other.why
-        lines.append(f"  instead {mesh}, {other.microbatches} microbatches: {cost}")
+        by = f" by {other.schedule}" if other.schedule else ""
+        lines.append(f"  instead {mesh}, {other.microbatches} microbatches{by}: {cost}")
     lines += [f"Assumed: {text}" for text in plan.assumptions]
     lines += [f"Opaque: {text}" for text in plan.opaque]
     return lines

@@ -77,6 +77,47 @@ EIGHT: dict[str, dict[str, Any]] = {
     }.items()
 }
 """Cases for eight processes: on four, groups inside a data axis of 2 are all of it."""
+STAGED: dict[str, dict[str, Any]] = {
+    **{
+        f"pp4_{schedule}": {"pp": 4, "microbatches": 4, "schedule": schedule}
+        for schedule in ("gpipe", "1f1b", "zero_bubble")
+    },
+    "pp2_dp2_interleaved": {
+        "pp": 2,
+        "dp": 2,
+        "microbatches": 4,
+        "schedule": "interleaved",
+        "pipeline": {"chunks": 2},
+    },
+    "pp2_tp2": {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "1f1b"},
+    "pp2_tp2_sequence": {
+        "pp": 2,
+        "tp": 2,
+        "sequence": True,
+        "microbatches": 2,
+        "schedule": "zero_bubble",
+    },
+    **{
+        f"pp2_dp2_zero{stage}_{schedule}": {
+            "pp": 2,
+            "dp": 2,
+            "zero": stage,
+            "microbatches": 4,
+            "schedule": schedule,
+        }
+        for stage, schedule in (
+            (1, "1f1b"),
+            (1, "zero_bubble"),
+            (1, "interleaved"),
+            (2, "1f1b"),
+            (2, "zero_bubble"),
+            (3, "1f1b"),
+            (3, "gpipe"),
+            (3, "interleaved"),
+        )
+    },
+}
+"""Layers in stages along pp."""
 STRATEGIES = ("data", "sequence", "tensor", "zero", WideBatch(), WideFfn())
 
 
@@ -117,6 +158,10 @@ def compiled(
     job: Job, case: str, cluster: str | dict[str, Any] = "cpu:4", **keywords: Any
 ) -> autopar.Compiled:
     """A job planned for four CPU processes under one of PINS (or of EIGHT, for eight)."""
+    pins = {**TWO, **PINS, **EIGHT, **STAGED}[case]
+    off = dict(OFF)
+    if pins.get("tp", 1) > 1:
+        off.pop("tensor")
     return autopar.compile(
         job.model,
         cluster,
@@ -124,8 +169,8 @@ def compiled(
         loss=job.loss,
         optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
         clip_norm=CLIP_NORM,
-        strategies=STRATEGIES,
-        pin={**OFF, **{**TWO, **EIGHT, **PINS}[case]},
+        strategies=(*STRATEGIES, "pipeline") if case in STAGED else STRATEGIES,
+        pin={**off, **pins},
         **keywords,
     )
 
@@ -160,6 +205,8 @@ def run(job: Job, program: autopar.Compiled) -> Comparison:
     for _ in range(STEPS - 1):
         parallel.train_step(local)
     weights = parallel.full_state_dict()
+    stages = parallel.program.stages
+    stage = 0 if stages is None else parallel.mesh[stages.axis].rank
     parallel.close()
 
     reference = job.model
@@ -189,7 +236,7 @@ def run(job: Job, program: autopar.Compiled) -> Comparison:
         abs(float(norm) - float(total)) / float(total),
         max(_error(weights[n].double(), v.double()) for n, v in state.items()),
         dict(counter.bytes),
-        planned_bytes(program.plan),
+        planned_bytes(program.plan, stage),
     )
 
 
@@ -197,9 +244,10 @@ def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm()) / max(float(wanted.norm()), 1e-6)
 
 
-def planned_bytes(plan: autopar.Plan) -> dict[tuple[str, tuple[str, ...]], int]:
-    """The plan's bytes of one step by (op, axes)."""
+def planned_bytes(plan: autopar.Plan, stage: int = 0) -> dict[tuple[str, tuple[str, ...]], int]:
+    """The plan's bytes of one step on a rank of one stage, by (op, axes)."""
     total: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for collective in plan.collectives:
-        total[collective.op, collective.axes] += collective.bytes
+        if collective.stage == stage:
+            total[collective.op, collective.axes] += collective.bytes
     return dict(total)

@@ -37,6 +37,35 @@ class Classifier(nn.Module):
         return scores
 
 
+class Residual(nn.Module):
+    """A layer of `DeepClassifier`."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(features, 2 * features)
+        self.down = nn.Linear(2 * features, features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same shape."""
+        return x + torch.tanh(self.down(torch.relu(self.up(x))))
+
+
+class DeepClassifier(nn.Module):
+    """An MLP of repeated layers."""
+
+    def __init__(self, layers: int, features: int = 12, classes: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Residual(features) for _ in range(layers)])
+        self.head = nn.Linear(features, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Class scores [batch, classes]."""
+        for layer in self.layers:
+            x = layer(x)
+        scores: torch.Tensor = self.head(x)
+        return scores
+
+
 def classifier_loss(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Mean cross-entropy over the labels that aren't ignored."""
     return nn.functional.cross_entropy(outputs, batch["y"])
@@ -49,6 +78,12 @@ def classifier(dtype: torch.dtype = torch.float64) -> Job:
     x, y = torch.randn(8, 12, dtype=dtype), torch.randint(0, 8, (8,))
     y[torch.tensor([0, 1, 4])] = -100
     return Job(model, {"x": x, "y": y}, classifier_loss)
+
+
+def deep_classifier(dtype: torch.dtype = torch.float64, layers: int = 5) -> Job:
+    """The classifier's batch on an MLP of repeated layers."""
+    torch.manual_seed(3)
+    return Job(DeepClassifier(layers).to(dtype), classifier(dtype).batch, classifier_loss)
 
 
 def gpt2(dtype: torch.dtype = torch.float64, layers: int = 2, dropout: float = 0.0) -> Job:
@@ -85,7 +120,7 @@ def _language_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": labels}
 
 
-def llama(dtype: torch.dtype = torch.float64, kv_heads: int = 2) -> Job:
+def llama(dtype: torch.dtype = torch.float64, kv_heads: int = 2, layers: int = 2) -> Job:
     """Llama with grouped-query attention: 4 heads over 2 kv heads."""
     from transformers import LlamaConfig, LlamaForCausalLM, logging
 
@@ -95,7 +130,7 @@ def llama(dtype: torch.dtype = torch.float64, kv_heads: int = 2) -> Job:
         vocab_size=64,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
         max_position_embeddings=32,

@@ -91,7 +91,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_plan_prints_and_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "my_models:job", "cpu:4", "--pin", '{"dp": 4}', "--out", "build"]) == 0
     out = capsys.readouterr().out
-    assert "Named (344 parameters, 0 layers) on dp 4" in out
+    assert "Named (344 parameters, 0 layers) on pp 1 · dp 4" in out
     assert "Written: build/plan.json, build/module.py" in out
     plan = autopar.Plan.load(folder / "build" / "plan.json")
     assert (plan.axes["dp"], plan.batch_size) == (4, 8)
@@ -118,7 +118,7 @@ def test_diff(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["diff", plan, "other/plan.json"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["decisions", "  axes: dp 4 · tp 1 → dp 1 · tp 4"]
+    assert lines[:2] == ["decisions", "  axes: pp 1 · dp 4 · tp 1 → pp 1 · dp 1 · tp 4"]
     assert lines.index("figures") > 2
 
 

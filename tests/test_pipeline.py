@@ -99,7 +99,8 @@ def compare(table: Table, cuts: list[int]) -> float:
     wanted = plain(reference, batches)
     mesh = ProcessMesh((("pp", table.stages), ("dp", 4 // table.stages)))
     group = mesh["pp"]
-    pipeline = Pipeline(table, (WIRES,) * (table.parts - 1), group)
+    loss = Wire((), torch.float64, True)
+    pipeline = Pipeline(table, (*(WIRES,) * (table.parts - 1), (loss,)), group)
     parts = parts_of(model, cuts, batches, range(group.rank, table.parts, table.stages))
     before = pipeline.forward(parts, mesh.device)
     total = pipeline.step(parts, mesh.device)

@@ -85,7 +85,7 @@ def cases(model: str) -> Mapping[str, Case]:
     graph, strategies = graph_of(model), select_strategies(STRATEGIES)
     pins, inseparable = read_pins(None, (), strategies), why_inseparable(graph)
     found = {}
-    for setting in settings(axes_in_order(strategies), 4, {}, None, graph.batch_size):
+    for setting in settings(axes_in_order(strategies), 4, {}, None, graph.batch_size, 0):
         outer = open_setting(graph, setting, strategies, pins, inseparable)
         assert not isinstance(outer, Dropped), outer
         prices = Prices(select_cost_models(), outer.setting.mesh, spec())

@@ -42,6 +42,8 @@ class Body:
         self.printer = Printer(self)
         self.region: str | None = None
         self.used_functions: set[str] = set()
+        self.keep: frozenset[str] = frozenset()
+        """Values that this method returns: they have names."""
 
     # ---- what the printer asks for
 
@@ -213,7 +215,9 @@ class Body:
     def _inline(self, node: torch.fx.Node, text: str) -> bool:
         kind, name = class_of(op_name(node)), op_name(node)
         users = [u for u in node.users if u.name not in self.skip]
-        if len(users) != 1 or name in NAMED_OPS or any(map(_changes, node.all_input_nodes)):
+        if len(users) != 1 or name in NAMED_OPS or node.name in self.keep:
+            return False
+        if any(map(_changes, node.all_input_nodes)):
             return False
         (user,) = users
         if user.op != "call_function" or self.flow.need(user, node.name) != self.made(node.name):

@@ -71,15 +71,14 @@ def weight_lines(
     names: Mapping[str, tuple[str, ...]],
     transient: frozenset[str],
 ) -> list[str]:
-    """The declare lines of a block's parameters and buffers. `names`: placeholder → the names
-    (own first) relative to the block; `transient`: buffers that state dicts leave out."""
+    """The declare lines of a block's parameters and buffers. `names`: placeholder (of those that
+    are declared) → the names (own first) relative to the block; `transient`: buffers that state
+    dicts leave out."""
     plans = [entry for candidate in flow.choices.values() for entry in candidate.params]
     synced = {name: tuple(p.axis for p in plan.sync.axes) for name, plan in plans if plan.sync}
     captured, out = flow.block.captured, []
     for node in flow.block.graph.nodes:
-        if node.op != "placeholder" or not (
-            node.name in captured.params or node.name in captured.buffers
-        ):
+        if node.op != "placeholder" or node.name not in names:
             continue
         value = flow.block.values[node.name]
         own, *also = names[node.name]

@@ -1,5 +1,8 @@
 """The root's `sync_gradients`: calls of the strategies that sum gradients in their own way."""
 
+from collections.abc import Iterable
+
+from autopar.emit.parts import Part
 from autopar.emit.text import strings, wrapped
 from autopar.layouts.program import Program
 from autopar.plugin import GradientSync
@@ -7,21 +10,22 @@ from autopar.plugin import GradientSync
 Syncs = dict[GradientSync, list[str]]
 
 
-def own_syncs(program: Program) -> Syncs:
-    """Every distinct sync with the full names of the parameters that have it."""
+def own_syncs(program: Program, part: Part) -> Syncs:
+    """Every distinct sync with the full names of the part's parameters that have it."""
     out: Syncs = {}
-    for path, _ in program.model.instances():
+    placeholders = {name: node for node, name in program.model.skeleton.params.items()}
+    for path in ("", *part.layers):
         for candidate in program.choices[path].values():
             for name, plan in candidate.params:
-                if plan.sync is not None:
+                if plan.sync is not None and (path or part.has(placeholders[name])):
                     full = f"{path}.{name}" if path else name
                     out.setdefault(plan.sync, []).append(full)
     return out
 
 
-def sync_imports(syncs: Syncs) -> list[str]:
+def sync_imports(every: Iterable[Syncs]) -> list[str]:
     """Import lines of the strategies' runtime functions."""
-    found = sorted({tuple(sync.function.split(":", 1)) for sync in syncs})
+    found = sorted({tuple(sync.function.split(":", 1)) for syncs in every for sync in syncs})
     return [f"from {module} import {name}" for module, name in found]
 
 

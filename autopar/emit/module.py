@@ -11,6 +11,7 @@ from autopar.emit.declarations import unused_lines, weight_lines
 from autopar.emit.gradient_sync import own_syncs, state_lines, sync_imports, sync_method
 from autopar.emit.names import Lengths, Names, reserved_names
 from autopar.emit.opaque import opaque_node, places_lines
+from autopar.emit.parts import Part, parts_of, schedule_facts, schedule_imports
 from autopar.emit.root import RootBody
 from autopar.emit.sharding import shard_method
 from autopar.emit.text import strings, wrapped
@@ -52,9 +53,10 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
     lengths = Lengths(program.setting)
     classes = variants(program)
     bodies = [_block_class(program, name, paths, lengths) for name, paths in classes.items()]
-    root = _root_class(program, classes, lengths)
-    code = "\n\n\n".join("\n".join(lines) for lines in [*bodies, root])
-    facts = "\n".join(_facts(program))
+    parts = parts_of(program)
+    roots = [_root_class(program, part, classes, lengths) for part in parts]
+    code = "\n\n\n".join("\n".join(lines) for lines in [*bodies, *roots])
+    facts = "\n".join([*_facts(program, parts), *schedule_facts(program, parts)])
     used = [
         name
         for name in RUNTIME  # not methods, like Tensor.split or the module's own shard
@@ -71,7 +73,8 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
         "import torch.nn.functional as F",
         "",
         *wrapped(f"from autopar.runtime import ({', '.join(used)})", 0),
-        *sync_imports(own_syncs(program)),
+        *schedule_imports(program),
+        *sync_imports([own_syncs(program, part) for part in parts]),
         "",
         *_constants(program, lengths),
     ]
@@ -89,7 +92,9 @@ def variants(program: Program) -> Mapping[str, tuple[str, ...]]:
         if path:
             key = (id(block), splits_of(program.choices[path]))
             found.setdefault(key, (block, []))[1].append(path)
-    names = Names([program.model.capture.model_class, *RUNTIME])
+    schedule = program.setting.schedule
+    function = [] if schedule is None else [schedule.function.split(":", 1)[1]]
+    names = Names([*(part.name for part in parts_of(program)), *RUNTIME, *function])
     return {names.fresh(block.name): tuple(paths) for block, paths in found.values()}
 
 
@@ -125,36 +130,41 @@ def _block_class(
 
 
 def _root_class(
-    program: Program, classes: Mapping[str, tuple[str, ...]], lengths: Lengths
+    program: Program, part: Part, classes: Mapping[str, tuple[str, ...]], lengths: Lengths
 ) -> list[str]:
     flow, capture = program.flows[""], program.model.capture
     block = flow.block
     class_of_path = {path: name for name, paths in classes.items() for path in paths}
     names = Names({*reserved_names(block, flow.setting, RUNTIME), "layer", "i", "counts"})
-    body = RootBody(flow, names, lengths, class_of_path)
+    body = RootBody(flow, names, lengths, class_of_path, part)
+    received = [body.receive(name) for name in part.receives]
     arguments = _place_inputs(body, block.inputs(), capture.batch_leaves)
     _place_weights(body)
     for index, count in enumerate(block.counts):
         body.put(count, f"counts[{index}]")
-    body.run(
-        n for n in block.graph.nodes if n.op == "call_function" and n.name not in block.prologue
-    )
+    body.run(n for n in block.graph.nodes if n.op == "call_function" and n.name not in body.skip)
     result = next(n for n in reversed(block.graph.nodes) if n.op == "output")
-    (loss,) = block.outputs()
-    returned = body.operand(result, loss)
-    lines = [f"class {capture.model_class}(Container):", f'    """{_root_doc(program)}"""', ""]
+    if part.is_last:
+        (loss,) = block.outputs()
+        returned = body.operand(result, loss)
+    else:
+        returned = f"({', '.join(body.texts[name, body.made(name)] for name in part.gives)},)"
+    lines = [f"class {part.name}(Container):", f'    """{part.doc}"""', ""]
     tied = {p.names[0]: p.names for p in capture.params}
     weights = {n: tied[own] for n, own in block.params.items()}
     weights |= {n: (own,) for n, own in block.captured.buffers.items()}
+    weights = {node: own for node, own in weights.items() if part.has(node)}
     declared = weight_lines(flow, lengths, weights, capture.transient_buffers)
-    syncs = own_syncs(program)
-    after = [*_layer_lines(program, class_of_path), *unused_lines(program.model)]
-    after += state_lines(syncs)
+    syncs = own_syncs(program, part)
+    after = [*_layer_lines(part, class_of_path)]
+    after += [*(unused_lines(program.model) if part.is_first else ()), *state_lines(syncs)]
     lines += _init(declared, after)
-    lines += shard_method(program)
+    lines += shard_method(program, part)
     lines += sync_method(syncs)
     lines += _counts_method(flow, lengths, arguments)
-    lines += ["", f"    def forward(self, {', '.join([*arguments, 'counts'])}):"]
+    taken = [a for a, node in zip(arguments, block.inputs(), strict=True) if part.has(node)]
+    taken = [*received, *taken, *(["counts"] if part.is_last else [])]
+    lines += ["", f"    def forward(self, {', '.join(taken)}):"]
     for line in body.lines:
         lines += wrapped(line, 8)
     return [*lines, f"        return {returned}"]
@@ -198,15 +208,19 @@ def _init(declarations: list[str], layers: list[str]) -> list[str]:
     return lines
 
 
-def _layer_lines(program: Program, class_of_path: Mapping[str, str]) -> list[str]:
+def _layer_lines(part: Part, class_of_path: Mapping[str, str]) -> list[str]:
     containers: dict[str, list[str]] = {}
-    for layer in program.model.layers:
-        containers.setdefault(layer.path.rpartition(".")[0], []).append(layer.path)
+    for path in part.layers:
+        containers.setdefault(path.rpartition(".")[0], []).append(path)
     out = []
     for container, paths in containers.items():
         made = [class_of_path[path] for path in paths]
         keys = [path.rpartition(".")[2] for path in paths]
-        if keys != [str(i) for i in range(len(keys))]:
+        first = int(keys[0]) if keys[0].isdecimal() else 0
+        follow = keys == [str(i) for i in range(first, first + len(keys))]
+        if follow and len(set(made)) == 1 and first:
+            layers = f"{{str(i): {made[0]}(mesh) for i in range({first}, {first + len(keys)})}}"
+        elif not follow or first:
             pairs = (f'"{key}": {name}(mesh)' for key, name in zip(keys, made, strict=True))
             layers = "{" + ", ".join(pairs) + "}"
         elif len(set(made)) == 1:
@@ -259,16 +273,19 @@ def _constants(program: Program, lengths: Lengths) -> list[str]:
     return lines
 
 
-def _facts(program: Program) -> list[str]:
+def _facts(program: Program, parts: tuple[Part, ...]) -> list[str]:
     setting, capture, block = program.setting, program.model.capture, program.model.skeleton
     flow = program.flows[""]
     (loss,) = block.outputs()
     partial = flow.made[loss.name].partial
-    sums = [axis for axis, _ in setting.mesh.axes if any(p.axis == axis for p in partial)]
+    summed = {p.axis for p in partial}
+    if setting.schedule is not None:  # it is 0 on the other stages
+        summed.add(setting.schedule.axis)
+    sums = [axis for axis, _ in setting.mesh.axes if axis in summed]
     data = [part.axis for part in setting.data]
     nodes = {n.name: n for n in block.graph.nodes}
     lines = [
-        f"MODEL = {capture.model_class}",
+        *_model(parts),
         f"MESH = {setting.mesh.axes!r}".replace("'", '"'),
         f"MICROBATCHES = {setting.microbatches}",
         f"DATA_AXES = {strings(data)}",
@@ -287,6 +304,12 @@ def _facts(program: Program) -> list[str]:
     return lines
 
 
+def _model(parts: tuple[Part, ...]) -> list[str]:
+    if parts[0].here is None:
+        return [f"MODEL = {parts[0].name}"]
+    return wrapped(f"MODEL = ({', '.join(part.name for part in parts)},)", 0)
+
+
 def _groups(program: Program) -> list[str]:
     """Sets of several axes that the forward communicates over, if there are any."""
     found = {
@@ -300,6 +323,11 @@ def _groups(program: Program) -> list[str]:
         for name, typing in flow.typings.items():
             parts = closed_parts(flow.block, flow.block.ops[name], typing)
             found |= {tuple(part.axis for part in parts)} if len(parts) > 1 else set()
+    if program.cut is not None:  # stages may shard over different axes: all ranks open all groups
+        for path, _ in program.model.instances():
+            for candidate in program.choices[path].values():
+                states = {tuple(part.axis for part in plan.state) for _, plan in candidate.params}
+                found |= {axes for axes in states if len(axes) > 1}
     if not found:
         return []
     return [f"GROUPS = ({', '.join(strings(axes) for axes in sorted(found))},)"]
@@ -313,7 +341,3 @@ def _span(paths: tuple[str, ...]) -> str:
     if len(paths) == 1:
         return paths[0]
     return f"{paths[0]} … {paths[-1]} ({len(paths)} layers)"
-
-
-def _root_doc(program: Program) -> str:
-    return f"{program.model.capture.model_class} on {program.setting.mesh}"

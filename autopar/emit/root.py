@@ -5,20 +5,31 @@ from collections.abc import Mapping
 import torch.fx
 
 from autopar.emit.body import Body
-from autopar.emit.names import Lengths, Names
+from autopar.emit.names import Lengths, Names, wish
+from autopar.emit.parts import Part
 from autopar.graph.ops import class_of, op_name
 from autopar.layouts.flow import Flow
 
 
 class RootBody(Body):
-    """A body that can call layers. `class_of_path`: each layer's emitted class."""
+    """A body that can call layers, of the whole model or a part. `class_of_path`: each layer's
+    emitted class."""
 
     def __init__(
-        self, flow: Flow, names: Names, lengths: Lengths, class_of_path: Mapping[str, str]
+        self,
+        flow: Flow,
+        names: Names,
+        lengths: Lengths,
+        class_of_path: Mapping[str, str],
+        part: Part,
     ) -> None:
-        super().__init__(flow, names, lengths, flow.block.prologue)
+        nodes = flow.block.graph.nodes
+        elsewhere = frozenset(n.name for n in nodes if n.op != "output" and not part.has(n.name))
+        super().__init__(flow, names, lengths, flow.block.prologue | elsewhere)
+        self.keep = frozenset(part.gives)
+        self.received: set[str] = set()
         self.class_of_path = class_of_path
-        calls = [n for n in flow.block.graph.nodes if _is_call(n)]
+        calls = [n for n in nodes if _is_call(n) and part.has(n.name)]
         self.runs = {run[0].name: run for run in _runs(calls, self)}
         self.inside = {n.name for run in self.runs.values() for n in run[1:]}
 
@@ -38,6 +49,20 @@ class RootBody(Body):
         elif node.name in self.runs:
             self._run(self.runs[node.name])
 
+    def receive(self, name: str) -> str:
+        """Gives a value that comes from the part before a variable: an argument."""
+        node = self.block.node(name)
+        source = node.args[0] if node.args else None
+        of_layer = isinstance(source, torch.fx.Node) and _is_call(source)
+        variable = self.names.fresh("hidden_states" if of_layer else wish(node))
+        self.put(name, variable)
+        self.received.add(variable)
+        return variable
+
+    def _users_here(self, node: torch.fx.Node) -> list[str]:
+        here = [user.name for user in node.users if user.name not in self.skip]
+        return [*here, *(["the next part"] if node.name in self.keep else [])]
+
     def _run(self, run: list[torch.fx.Node]) -> None:
         first, last = run[0], run[-1]
         self.region = None
@@ -54,9 +79,11 @@ class RootBody(Body):
             return
         carried = carried_argument(run[0], run[1])
         assert carried is not None
-        name = self.names.fresh("hidden_states")
-        self.lines.append(f"{name} = {texts[carried]}")
-        texts[carried] = name
+        name = texts[carried]
+        if name not in self.received or len(self._users_here(tensors[carried])) > 1:
+            name = self.names.fresh("hidden_states")
+            self.lines.append(f"{name} = {texts[carried]}")
+            texts[carried] = name
         start = index_of(first)
         self.lines.append(f"for i in range({start}, {start + len(run)}):")
         self.lines.append(f"    {name} = {container}[i]({', '.join(texts)})")

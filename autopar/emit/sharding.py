@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from autopar.emit.parts import Part
 from autopar.emit.text import strings, wrapped
 from autopar.layouts.program import Program
 from autopar.mesh import Split
@@ -22,11 +23,13 @@ COMMENTS = {
 }
 
 
-def shard_method(program: Program) -> list[str]:
+def shard_method(program: Program, part: Part) -> list[str]:
     """The method, or nothing where every parameter is whole."""
+    skeleton = program.model.skeleton
+    here = {name for node, name in skeleton.params.items() if part.has(node)}
     alike: dict[tuple[str, tuple[Call, ...]], list[str]] = {}
-    for path, _ in program.model.instances():
-        calls = _calls(program.choices[path].values())
+    for path in ("", *part.layers):
+        calls = _calls(program.choices[path].values(), None if path else here)
         if calls:
             alike.setdefault((path.rpartition(".")[0] if path else path, calls), []).append(path)
     if not alike:
@@ -44,11 +47,12 @@ def zero_stage(plan: ParamPlan) -> int:
     return 3 if plan.param else 2 if plan.grad else 1 if plan.state else 0
 
 
-def _calls(candidates: Iterable[Candidate]) -> tuple[Call, ...]:
+def _calls(candidates: Iterable[Candidate], here: set[str] | None) -> tuple[Call, ...]:
+    """`here`: the only parameters that count, where that isn't all."""
     names: dict[tuple[int, Split], list[str]] = {}
     for candidate in candidates:
         for name, plan in candidate.params:
-            if plan.state:
+            if plan.state and (here is None or name in here):
                 names.setdefault((zero_stage(plan), plan.state), []).append(name)
     return tuple(sorted((*key, tuple(sorted(found))) for key, found in names.items()))
 

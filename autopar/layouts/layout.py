@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from autopar.graph.factors import DimExpr, Leaf, expr_leaves, unsorted
 from autopar.mesh import AxisPart, Mesh, Split, split_size
+from autopar.plugin import Schedule
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Setting:
-    """One outer choice: the mesh, the parts that split the batch, the microbatches of a step."""
+    """One outer choice: the mesh, the parts that split the batch, the microbatches of a step, and
+    how they run through layers in stages (None: every rank has all layers)."""
 
     mesh: Mesh
     data: Split
     microbatches: int
+    schedule: Schedule | None = None
 
     def length(self, leaf: Leaf) -> int:
         """A dim's whole size in one microbatch."""

@@ -7,17 +7,20 @@ from functools import cached_property
 from autopar.graph.model_graph import STREAM, Block, ModelGraph
 from autopar.layouts.flow import Choices, Flow, make_flow
 from autopar.layouts.layout import Setting
+from autopar.layouts.stages import Cut, Here, heres
 from autopar.mesh import Split
 from autopar.plugin import Candidate
 
 
 @dataclass(frozen=True)
 class Program:
-    """`choices`: layer path ("" for the skeleton) → region → candidate."""
+    """`choices`: layer path ("" for the skeleton) → region → candidate. `cut`: how layers lie in
+    stages, if the setting has a schedule."""
 
     model: ModelGraph
     setting: Setting
     choices: Mapping[str, Choices]
+    cut: Cut | None = None
 
     @cached_property
     def flows(self) -> Mapping[str, Flow]:
@@ -38,6 +41,11 @@ class Program:
                 made[key] = make_flow(block, choices, self.setting, callees, returns_loss)
             out[path] = made[key]
         return out
+
+    @cached_property
+    def heres(self) -> tuple[Here, ...]:
+        """The skeleton as each part has it; none without stages."""
+        return () if self.cut is None else heres(self.cut, self.setting)
 
     def block(self, path: str) -> Block:
         """The block of an instance."""

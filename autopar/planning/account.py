@@ -1,32 +1,35 @@
 """What a finished program costs, counted from what will really run: the plan's own figures."""
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from autopar.graph.model_graph import Block
+from autopar.layouts.convert import Step
 from autopar.layouts.effects import (
     closing_collectives,
     compute_effects,
     saved_bytes,
     step_effects,
 )
-from autopar.layouts.flow import Choices, Flow
+from autopar.layouts.flow import Choices, Flow, needs
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program
+from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping
-from autopar.plan import CollectiveTotal, Predicted
-from autopar.planning.joined import whole_calls
+from autopar.plan import CollectiveTotal, Predicted, StagePredicted
+from autopar.planning.books import Books, Stage, books_of, skeleton_name
 from autopar.planning.prices import Prices
 from autopar.planning.region_effects import (
+    boundary_effects,
     buffer_effects,
+    handed_on,
     input_effects,
     one_param,
     scalar_collectives,
     unused_effects,
 )
-from autopar.plugin import Collective, Compute, Effect, Resident
+from autopar.plugin import Effect, Resident
 
 
 @dataclass(frozen=True)
@@ -39,43 +42,42 @@ class Account:
 
 def account(program: Program, prices: Prices, state_ratio: float, tokens: int) -> Account:
     """Price a finished program."""
-    seconds: dict[str, float] = defaultdict(float)
-    memory: Counter[str] = Counter()
-    groups: dict[tuple[str, tuple[str, ...], str, str], list[float]] = {}
-    transients: Counter[str] = Counter()
-    for path, effect, calls in whole_calls(program_effects(program, state_ratio)):
-        one = _one_call(effect, calls) if isinstance(effect, Collective) else effect
-        price = calls * prices.cost(one)
-        times = program.setting.microbatches
-        if isinstance(effect, Collective):
-            times = times if effect.per == "microbatch" else 1
-            seconds["communication"] += price * times
-            axes = tuple(part.axis for part in effect.axes)
-            key = (effect.op, axes, effect.phase, prices.explain(one))
-            total = groups.setdefault(key, [0, 0, 0.0])
-            total[0] += effect.bytes * times
-            total[1] += calls * times
-            total[2] += price * times
-        elif isinstance(effect, Compute):
-            late = effect.phase == "optimizer"
-            seconds["optimizer" if late else "compute"] += price * (1 if late else times)
-        elif isinstance(effect, Resident):
-            kind = transients if effect.what == "transient" else memory
-            kind[path if effect.what == "transient" else effect.what] += math.ceil(price)
-    skeleton = transients.pop("", 0)
-    memory["transient"] = skeleton + max(transients.values(), default=0)
-    memory["overhead"] = prices.overhead_bytes()
-    predicted = _predicted(program, prices, seconds, memory, tokens)
+    every = [
+        books_of(effects, stage_of(program, stage), prices, program.setting.microbatches)
+        for stage, effects in enumerate(stage_effects(program, state_ratio))
+    ]
     collectives = tuple(
-        CollectiveTotal(op, axes, phase, algorithm, int(b), int(n), s)
-        for (op, axes, phase, algorithm), (b, n, s) in sorted(groups.items())
+        CollectiveTotal(op, axes, phase, algorithm, int(b), int(n), s, stage)
+        for stage, books in enumerate(every)
+        for (op, axes, phase, algorithm), (b, n, s) in sorted(books.groups.items())
     )
-    return Account(predicted, collectives)
+    return Account(_predicted(program, prices, every, tokens), collectives)
 
 
-def _one_call(total: Collective, calls: int) -> Collective:
-    """One of the equal calls that a joined collective is sent in."""
-    return replace(total, bytes=math.ceil(total.bytes / calls))
+def stage_of(program: Program, stage: int) -> Stage:
+    """A stage; without stages, the one that every rank is."""
+    if program.cut is None:
+        return Stage(((1,),), {path: 0 for path in program.choices})
+    assert program.setting.schedule is not None
+    table = program.setting.schedule.table
+    chunks = {}
+    for chunk in range(table.chunks):
+        chunks[skeleton_name(chunk)] = chunk
+        chunks.update(dict.fromkeys(program.cut.layers[chunk * table.stages + stage], chunk))
+    return Stage(table.in_flight(stage), chunks)
+
+
+def stage_effects(program: Program, state_ratio: float) -> Iterator[Iterator[tuple[str, Effect]]]:
+    """For each stage (one, where there are none) every effect of a step on one rank."""
+    if program.cut is None:
+        yield program_effects(program, state_ratio)
+        return
+    assert program.setting.schedule is not None
+    table = program.setting.schedule.table
+    for stage in range(table.stages):
+        parts = range(stage, table.parts, table.stages)
+        found = [part_effects(program, state_ratio, part) for part in parts]
+        yield itertools.chain(*found, _scalars(program))
 
 
 def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str, Effect]]:
@@ -88,11 +90,48 @@ def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str,
             yield path, effect
     for effect in unused_effects(program.model):
         yield "", effect
+    yield from _scalars(program)
+
+
+def part_effects(program: Program, state_ratio: float, part: int) -> Iterator[tuple[str, Effect]]:
+    """Every effect of one part, with the layer that it belongs to."""
+    setting, cut = program.setting, program.cut
+    assert cut is not None and setting.schedule is not None
+    here = program.heres[part]
+    skeleton, flow = program.model.skeleton, program.flows[""]
+    name = skeleton_name(part // setting.schedule.table.stages)
+    effects = itertools.chain(
+        instance_effects(skeleton, flow, program.choices[""], setting, state_ratio, False, here),
+        boundary_effects(skeleton, cut, part, flow.made.__getitem__, setting),
+        unused_effects(program.model) if part == 0 else (),
+        _sends(flow, here, setting),
+    )
+    for effect in effects:
+        yield name, effect
+    for path in cut.layers[part]:
+        block, own, chosen = program.block(path), program.flows[path], program.choices[path]
+        for effect in instance_effects(block, own, chosen, setting, state_ratio, True):
+            yield path, effect
+
+
+def _sends(flow: Flow, here: Here, setting: Setting) -> Iterator[Effect]:
+    """Values to the next part, gradients to the one before."""
+    for forward, boundary in ((True, here.part), (False, here.part - 1)):
+        if 0 <= boundary < len(here.cut.boundaries):
+            for name in here.cut.boundaries[boundary]:
+                value = flow.block.values[name]
+                if forward or value.needs_grad:
+                    yield handed_on(value, name, flow.made[name], setting, forward, here.axis)
+
+
+def _scalars(program: Program) -> Iterator[tuple[str, Effect]]:
     skeleton = program.flows[""]
     (loss,) = skeleton.block.outputs()
     sums = tuple(part.axis for part in skeleton.made[loss.name].partial)
+    if program.setting.schedule is not None:  # the other stages have none of it
+        sums += (program.setting.schedule.axis,)
     item = skeleton.block.values[loss.name].item_bytes
-    for effect in scalar_collectives(len(skeleton.block.counts), item, setting, sums):
+    for effect in scalar_collectives(len(skeleton.block.counts), item, program.setting, sums):
         yield "", effect
 
 
@@ -103,14 +142,19 @@ def instance_effects(
     setting: Setting,
     state_ratio: float,
     neighbours: bool,
+    here: Here | None = None,
 ) -> Iterator[Effect]:
-    """Every effect of one layer (`neighbours`), or of the skeleton."""
-    yield from input_effects(block, setting)
-    yield from buffer_effects(block)
-    for (name, _), steps in flow.conversions.items():
+    """Every effect of one layer (`neighbours`), or of the skeleton: of what one part has of it."""
+    yield from input_effects(block, setting, here)
+    yield from buffer_effects(block, here)
+    for name, steps in _conversions(flow, here):
         yield from step_effects(steps, name)
     for region, candidate in flow.choices.items():
-        ops = {n: t for n, t in flow.typings.items() if block.ops[n].region == region}
+        ops = {
+            n: t
+            for n, t in flow.typings.items()
+            if block.ops[n].region == region and (here is None or here.has(n))
+        }
         for name, typing in ops.items():
             yield from compute_effects(block, block.ops[name], typing, setting)
             yield from closing_collectives(block, block.ops[name], typing, setting)
@@ -121,7 +165,20 @@ def instance_effects(
             placeholder = next(p for p, n in block.params.items() if n == param.name)
             layout = flow.params.get(placeholder, Layout())
             plan = chosen.param(param.name)
-            yield from one_param(block, plan, param.name, layout, setting, state_ratio, neighbours)
+            yield from one_param(
+                block, plan, param.name, layout, setting, state_ratio, neighbours, here
+            )
+
+
+def _conversions(flow: Flow, here: Here | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
+    """Every conversion, or those for ops of a part."""
+    wanted = None
+    if here is not None:
+        found = needs(flow)
+        wanted = {(source, need) for node, source, need in found if here.has(node.name)}
+    for key, steps in flow.conversions.items():
+        if wanted is None or key in wanted:
+            yield key[0], steps
 
 
 def model_flops(program: Program) -> int:
@@ -139,14 +196,16 @@ def model_flops(program: Program) -> int:
     return total
 
 
-def _predicted(
-    program: Program,
-    prices: Prices,
-    seconds: Mapping[str, float],
-    memory: Mapping[str, int],
-    tokens: int,
-) -> Predicted:
-    step_s = sum(seconds.values())
+def _predicted(program: Program, prices: Prices, every: Sequence[Books], tokens: int) -> Predicted:
+    """Times are those of the slowest stage, memory that of the fullest."""
+    slowest = max(every, key=lambda books: books.step_s)
+    fullest = max(every, key=lambda books: sum(books.memory.values()))
+    step_s, schedule = slowest.step_s, program.setting.schedule
+    if schedule is not None:
+        each = [books.microbatch_s / program.setting.microbatches for books in every]
+        late_s = max(books.once_s for books in every)
+        table = schedule.table
+        step_s = table.per_slowest * max(each) + table.per_stage * sum(each) + late_s
     flops = model_flops(program)
     dtypes = {
         str(n.meta["val"].dtype).removeprefix("torch.")
@@ -156,16 +215,17 @@ def _predicted(
     }
     rates = dict(prices.cluster.device.flops_per_s)
     peak = max((rates[d] for d in dtypes if d in rates), default=max(rates.values()))
-    order = ("parameter", "gradient", "optimizer", "saved", "transient", "overhead")
-    by_kind = {kind: int(memory[kind]) for kind in order if memory.get(kind)}
+    stages = tuple(StagePredicted(b.step_s, sum(b.memory.values())) for b in every)
     return Predicted(
         step_s,
-        seconds.get("compute", 0.0),
-        seconds.get("communication", 0.0),
-        seconds.get("optimizer", 0.0),
-        sum(by_kind.values()),
-        by_kind,
+        slowest.seconds.get("compute", 0.0),
+        slowest.seconds.get("communication", 0.0),
+        slowest.seconds.get("optimizer", 0.0),
+        step_s - slowest.step_s if schedule is not None else 0.0,
+        sum(fullest.memory.values()),
+        fullest.memory,
         flops,
         tokens / step_s,
         flops / (step_s * program.setting.mesh.world * peak),
+        stages if schedule is not None else (),
     )

@@ -1,6 +1,6 @@
 """ModelGraph → candidates: every strategy refines what each region may do on one mesh."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
@@ -8,6 +8,7 @@ from autopar.graph.model_graph import Block
 from autopar.layouts.layout import Setting
 from autopar.planning.legal import candidate_faults, in_microbatch
 from autopar.planning.pins import StrategyPin
+from autopar.planning.schedules import owner_of
 from autopar.plugin import Candidate, Refusal, Region, Strategy
 
 
@@ -108,14 +109,14 @@ def _check(candidate: Candidate, region: Region, strategy: Strategy, setting: Se
 def _conflicts(
     candidate: Candidate,
     region: Region,
-    active: Iterable[Strategy],
+    active: Sequence[Strategy],
     setting: Setting,
     refusals: dict[str, dict[str, None]],
 ) -> bool:
-    makers = dict(candidate.made_by)
+    makers = {*dict(candidate.made_by), owner_of(setting.schedule, active)}
     for strategy in active:
         if strategy.name in makers:
-            reason = strategy.conflict(candidate, region, setting.mesh)
+            reason = strategy.conflict(candidate, region, setting.mesh, setting.schedule)
             if reason is not None:
                 refusals.setdefault(strategy.name, {})[reason] = None
                 return True

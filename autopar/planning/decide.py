@@ -8,6 +8,7 @@ from autopar.capture.opaque_code import code_of
 from autopar.capture.source_line import source_line
 from autopar.cluster import ClusterSpec, describe_cluster
 from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
 from autopar.mesh import Split
 from autopar.plan import (
@@ -16,6 +17,7 @@ from autopar.plan import (
     ModelId,
     Plan,
     RegionChoice,
+    ScheduleChoice,
 )
 from autopar.planning.account import Account, account
 from autopar.planning.param_choice import write_param
@@ -51,6 +53,7 @@ def decide(
         batch_size=model.batch_size,
         tokens=tokens,
         microbatches=setting.microbatches,
+        schedule=schedule_choice(found.program),
         regions=region_choices(found.program),
         collectives=books.collectives,
         predicted=books.predicted,
@@ -65,6 +68,25 @@ def routing_notes(model: ModelGraph) -> tuple[str, ...]:
     """What experts' loads are taken to be: they aren't in the graph."""
     kinds = {op.kind for block in model.blocks for op in block.ops.values()}
     return ("tokens are spread evenly over the experts",) if "grouped" in kinds else ()
+
+
+def schedule_choice(program: Program) -> ScheduleChoice | None:
+    """How layers lie in stages, if they do."""
+    schedule = program.setting.schedule
+    if schedule is None:
+        return None
+    assert program.cut is not None
+    table = schedule.table
+    return ScheduleChoice(
+        schedule.name,
+        schedule.axis,
+        dict(schedule.options),
+        program.cut.layers,
+        table.bubble,
+        tuple(
+            max(sum(counts) for counts in table.in_flight(stage)) for stage in range(table.stages)
+        ),
+    )
 
 
 def opaque_ops(model: ModelGraph) -> tuple[str, ...]:
@@ -179,7 +201,10 @@ def _alternatives(found: Found) -> tuple[Alternative, ...]:
         out.append(_alternative(tried))
     out.sort(key=lambda a: (a.step_s is None, a.step_s or a.bound_s or 0.0))
     out += [
-        Alternative(_mesh(d.setting.mesh.axes), d.setting.microbatches, None, None, d.reason)
+        Alternative(
+            *(_mesh(d.setting.mesh.axes), d.setting.microbatches, _name(d.setting)),
+            *(None, None, d.reason),
+        )
         for d in found.dropped
     ]
     return tuple(out)
@@ -189,13 +214,22 @@ def _mesh(axes: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
     return dict(axes)
 
 
+def _name(setting: Setting) -> str:
+    """The schedule with its options beyond what the mesh and microbatches say."""
+    schedule = setting.schedule
+    if schedule is None:
+        return ""
+    chunks = schedule.table.chunks
+    return f"{schedule.name} with {chunks} chunks" if chunks > 1 else schedule.name
+
+
 def _alternative(tried: Tried) -> Alternative:
     setting, result = tried.outer.asked, tried.result
-    mesh = _mesh(setting.mesh.axes)
+    where = (_mesh(setting.mesh.axes), setting.microbatches, _name(setting))
     if isinstance(result, Solution):
-        return Alternative(mesh, setting.microbatches, result.seconds, result.bound_seconds, "")
+        return Alternative(*where, result.seconds, result.bound_seconds, "")
     if isinstance(result, Infeasible):
         why = f"short by {result.short_bytes:,} bytes of memory"
-        return Alternative(mesh, setting.microbatches, None, tried.bound_s, why)
+        return Alternative(*where, None, tried.bound_s, why)
     why = f"at least {tried.bound_s:.6g} s a step: not solved"
-    return Alternative(mesh, setting.microbatches, None, tried.bound_s, why)
+    return Alternative(*where, None, tried.bound_s, why)

@@ -24,6 +24,8 @@ Variables
       N[k] = Σ of the x, or of the f, that are alike              (count)     add_counts
       t₀ + Σ t·x + Σ T·z ≤ cutoff                                 (cutoff)    cut_off
 
+Where layers lie in stages, `stage_rows` has other rows for (seconds), (transient) and (memory).
+
 "Neither makes nor needs the value" is one more layout whose conversions are free. With x integral,
 (made) and (needed) leave f one possible value, 1 on the pair that occurs, so f and z need not be
 declared integer. Without the memory row a chain is a shortest path and its relaxation is integral;
@@ -39,10 +41,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.errors import AutoparError
-from autopar.planning.problem import Edge, Infeasible, PlanningProblem, Slot, Solution
+from autopar.planning.problem import Choice, Edge, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.rows import Kept, Rows, build, cut_off, limit_memory, linear
 from autopar.planning.scale import choose_scale
 from autopar.planning.solvers import run
+from autopar.planning.staged import evaluate_stages
+from autopar.planning.staged import lower_bound as stages_bound
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,7 @@ def solve(
 def _fastest(task: _Task) -> tuple[Solution | None, float]:
     """The best choice that fits, and the bound in seconds: inf where nothing fits."""
     scale = choose_scale(task.problem)
-    least_s = task.problem.base_seconds
-    least_s += sum(min(c.seconds for c in slot.choices) for slot in task.problem.slots)
+    least_s = lower_bound(task.problem)
     bound_s, spare_bytes = None, 0
     while True:
         rows = build(task.problem, task.kept, scale, "fastest")
@@ -143,6 +146,13 @@ def _solution(problem: PlanningProblem, rows: Rows, bound_s: float) -> Solution:
     return Solution(choices, *cost, min(bound_s, cost[0]))
 
 
+def lower_bound(problem: PlanningProblem) -> float:
+    """Each slot's fastest choice, conversions free: no solution is faster."""
+    if problem.stages is not None:
+        return stages_bound(problem)
+    return problem.base_seconds + sum(min(c.seconds for c in s.choices) for s in problem.slots)
+
+
 def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] | None:
     """Seconds and bytes of one choice per slot, or None where a forbidden pair occurs or a cover
     is left out."""
@@ -150,15 +160,20 @@ def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, i
         if not any(c in takes for c, takes in zip(choices, cover.takes, strict=True)):
             return None
     taken = [slot.choices[c] for slot, c in zip(problem.slots, choices, strict=True)]
+    made_of = [
+        (edge, made, needed)
+        for edge in problem.edges
+        for made, needed in sorted(_conversions(edge, choices))
+    ]
+    if any(edge.seconds[made][needed] is None for edge, made, needed in made_of):
+        return None
+    if problem.stages is not None:
+        return evaluate_stages(problem, choices, made_of)
     seconds = problem.base_seconds + sum(choice.seconds for choice in taken)
     memory_bytes = problem.base_bytes + sum(choice.resident_bytes for choice in taken)
-    for edge in problem.edges:
-        for made, needed in sorted(_conversions(edge, choices)):
-            conversion_s = edge.seconds[made][needed]
-            if conversion_s is None:
-                return None
-            seconds += conversion_s
-            memory_bytes += edge.resident_bytes[made][needed]
+    for edge, made, needed in made_of:
+        seconds += edge.seconds[made][needed] or 0.0
+        memory_bytes += edge.resident_bytes[made][needed]
     groups: dict[str, int] = {}
     for slot, choice in zip(problem.slots, taken, strict=True):
         groups[slot.group] = groups.get(slot.group, 0) + choice.transient_bytes
@@ -185,9 +200,23 @@ def undominated(problem: PlanningProblem) -> Kept:
     return tuple(map(_undominated, problem.slots, layouts))
 
 
+def _costs(choice: Choice) -> tuple[float, ...]:
+    """Every number that a choice pays, in the same order for all choices of a slot."""
+    if not choice.shares:
+        return choice.seconds, choice.resident_bytes, choice.transient_bytes
+    return tuple(
+        number
+        for s in choice.shares
+        for number in (
+            *(s.seconds, s.step_seconds, s.resident_bytes, s.transient_bytes),
+            *s.held_bytes,
+        )
+    )
+
+
 def _undominated(slot: Slot, layouts: list[tuple[int | None, ...]]) -> tuple[int, ...]:
     kept: list[int] = []
-    costs = [(c.seconds, c.resident_bytes, c.transient_bytes) for c in slot.choices]
+    costs = [_costs(choice) for choice in slot.choices]
     # In this order a choice can only be replaced by one before it.
     for c in sorted(range(len(costs)), key=lambda c: (costs[c], c)):
         replaced = any(

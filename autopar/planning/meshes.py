@@ -13,17 +13,21 @@ def axes_in_order(strategies: Iterable[Strategy]) -> tuple[AxisSpec, ...]:
     return tuple(sorted(found, key=lambda axis: (axis.locality, axis.name)))
 
 
-def meshes(axes: Sequence[AxisSpec], world: int, pinned: Mapping[str, int]) -> Iterator[Mesh]:
-    """Every factorisation of the world over the axes that agrees with the pinned sizes."""
+def meshes(
+    axes: Sequence[AxisSpec], world: int, pinned: Mapping[str, int], layers: int
+) -> Iterator[Mesh]:
+    """Every factorisation of the world over the axes that agrees with the pinned sizes; an axis
+    that splits layers is no larger than their number."""
     if not axes:
         if world == 1:
             yield Mesh(())
         return
     first, rest = axes[0], axes[1:]
-    sizes = [pinned[first.name]] if first.name in pinned else range(1, world + 1)
+    most = min(world, max(layers, 1)) if first.splits_layers else world
+    sizes = [pinned[first.name]] if first.name in pinned else range(1, most + 1)
     for size in sizes:
         if world % size == 0:
-            for mesh in meshes(rest, world // size, pinned):
+            for mesh in meshes(rest, world // size, pinned, layers):
                 yield Mesh(((first.name, size), *mesh.axes))
 
 
@@ -33,10 +37,11 @@ def settings(
     pinned: Mapping[str, int],
     microbatches: int | None,
     batch_size: int,
+    layers: int,
 ) -> Iterator[Setting]:
     """Meshes with microbatch counts: the pinned one, else every power of two that leaves each rank
     at least one sample."""
-    for mesh in meshes(axes, world, pinned):
+    for mesh in meshes(axes, world, pinned, layers):
         data = tuple(
             mesh.part(axis.name) for axis in axes if axis.splits_batch and mesh.size(axis.name) > 1
         )

@@ -13,6 +13,7 @@ from autopar.planning.full_shards import one_full_shard
 from autopar.planning.pins import Pins, matches
 from autopar.planning.price import RegionCandidates, SlotKey
 from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
+from autopar.planning.schedules import owner_of
 from autopar.plugin import Strategy
 
 
@@ -59,7 +60,8 @@ def open_setting(
             if key not in cache:
                 cache[key] = annotate(block, region, strategies, setting, of_region)
             found[path, region.name] = cache[key]
-    reason = _unmet(found, paths, setting, pins) or _unused(found, setting)
+    owner = owner_of(setting.schedule, strategies)
+    reason = _unmet(found, paths, setting, pins, owner) or _unused(found, setting)
     if reason is not None:
         return Dropped(setting, reason)
     factors = factors_of(setting.mesh, (c for f in found.values() for c in f.choices))
@@ -92,10 +94,17 @@ def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str 
             f"ranks that share the batch would draw different random numbers for {model.drawing[0]}"
             ". Draw them outside the model and pass them in the batch, or keep dp at 1"
         )
+    if setting.schedule is not None and model.drawing:
+        return (
+            f"stages would draw different random numbers for {model.drawing[0]}. Draw them outside "
+            f"the model and pass them in the batch, or keep {setting.schedule.axis} at 1"
+        )
+    # Stages draw their own masks, of other layers.
+    layers = {setting.schedule.axis} if setting.schedule else set()
     shared = [
         f"{axis} {size}"
         for axis, size in setting.mesh.axes
-        if size > 1 and axis not in {part.axis for part in setting.data}
+        if size > 1 and axis not in {part.axis for part in setting.data} | layers
     ]
     if shared and model.has_dropout:
         return (
@@ -129,9 +138,12 @@ def _unmet(
     paths: Mapping[SlotKey, tuple[str, ...]],
     setting: Setting,
     pins: Pins,
+    owner: str | None,
 ) -> str | None:
-    """Which strategy is pinned on, but legal in none of the regions that its pin is for."""
-    asked = [("", name) for name, pin in sorted(pins.strategies.items()) if pin is not False]
+    """Which strategy is pinned on, but legal in none of the regions that its pin is for. `owner`:
+    that of the setting's schedule, which is in use."""
+    on = [name for name, pin in sorted(pins.strategies.items()) if pin is not False]
+    asked = [("", name) for name in on if name != owner]
     asked += [(g, n) for g, p in pins.layers for n, pin in sorted(p.items()) if pin is not False]
     for glob, name in asked:
         meant = [
@@ -150,7 +162,10 @@ def _unmet(
 
 
 def _unused(found: dict[SlotKey, Candidates], setting: Setting) -> str | None:
+    layers = setting.schedule.axis if setting.schedule else None
     for axis, size in setting.mesh.axes:
+        if axis == layers:
+            continue
         if size > 1 and not any(c.uses(axis) for f in found.values() for c in f.choices):
             refusals: dict[str, None] = {}
             for candidates in found.values():

@@ -13,13 +13,15 @@ StrategyPin = bool | Mapping[str, Option]
 
 @dataclass(frozen=True)
 class Pins:
-    """`axes`: exact sizes. `microbatches`: exact, or None. `strategies`: name → False (off), True
-    (on wherever legal) or options. `layers`: (glob of module paths, strategy pins) on top."""
+    """`axes`: exact sizes. `microbatches`, `schedule`: exact, or None. `strategies`: name → False
+    (off), True (on wherever legal) or options. `layers`: (glob of module paths, strategy pins) on
+    top."""
 
     axes: Mapping[str, int]
     microbatches: int | None
     strategies: Mapping[str, StrategyPin]
     layers: tuple[tuple[str, Mapping[str, StrategyPin]], ...]
+    schedule: str | None = None
 
     def of(self, paths: Iterable[str]) -> Mapping[str, StrategyPin]:
         """The strategy pins of a region with ops in these modules; later globs win."""
@@ -48,6 +50,7 @@ def read_pins(
     given = dict(pin or {})
     layers = given.pop("layers", {})
     microbatches = _count("microbatches", given.pop("microbatches", None))
+    schedule = _schedule(given.pop("schedule", None))
     axes: dict[str, int] = {}
     chosen: dict[str, StrategyPin] = {}
     for name, value in given.items():
@@ -69,7 +72,7 @@ def read_pins(
     for axis, size in axes.items():
         if size > 1:
             chosen.setdefault(axes_of[axis], True)
-    return Pins(axes, microbatches, chosen, _layer_pins(layers, by_name, axes_of))
+    return Pins(axes, microbatches, chosen, _layer_pins(layers, by_name, axes_of), schedule)
 
 
 def _check_forms(pin: Any, forbid: Any) -> None:
@@ -95,6 +98,12 @@ def _count(name: str, value: Any) -> int | None:
     return value
 
 
+def _schedule(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise AutoparError(f"pin 'schedule': {value!r} is not the name of a schedule")
+    return value
+
+
 def _layer_pins(
     layers: Any, by_name: Mapping[str, Strategy], axes_of: Mapping[str, str]
 ) -> tuple[tuple[str, Mapping[str, StrategyPin]], ...]:
@@ -114,7 +123,7 @@ def _unknown(
 ) -> AutoparError:
     return AutoparError(
         f"{where}: {name!r} is neither an axis ({', '.join(sorted(axes_of))}), 'microbatches', "
-        f"'layers', nor a strategy ({', '.join(sorted(by_name))})"
+        f"'schedule', 'layers', nor a strategy ({', '.join(sorted(by_name))})"
     )
 
 

@@ -10,6 +10,7 @@ from autopar.layouts.convert import ImpossibleError, convert
 from autopar.layouts.effects import step_effects
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout, type_region
 from autopar.planning.joined import Taken, unit_edges
 from autopar.planning.prices import Bill, Prices
@@ -39,7 +40,7 @@ class Pricer:
     candidates: RegionCandidates
     state_ratio: float
     typings: dict[tuple[int, Candidate], RegionTyping] = field(default_factory=dict)
-    bills: dict[tuple[int, Candidate], Bill] = field(default_factory=dict)
+    bills: dict[tuple[int, Candidate, int | None], Bill] = field(default_factory=dict)
     conversions: dict[tuple[int, str, Layout, Layout], float | None] = field(default_factory=dict)
 
     def problem(self, limit_bytes: int) -> PlanningProblem:
@@ -56,7 +57,7 @@ class Pricer:
                 across = [n for n in needs if n[0] != made[0]]
                 for need in inside:
                     self._add_inside(block, name, made, need, extra[made[0]])
-                edge = self._edge(path, block, name, made, across, index)
+                edge = self.edge(path, block, name, made, across, index)
                 if edge is not None:
                     edges.append(edge)
         slots = tuple(self._slot(key, extra[key]) for key in keys)
@@ -68,11 +69,12 @@ class Pricer:
             limit_bytes,
             base.seconds,
             base.resident_bytes + self.prices.overhead_bytes(),
-            self._covers(),
+            self.covers(),
         )
 
-    def _covers(self) -> tuple[Cover, ...]:
-        """Every axis of the mesh is there to be used."""
+    def covers(self) -> tuple[Cover, ...]:
+        """Every axis of the mesh is there to be used; that of the stages is."""
+        schedule = self.setting.schedule
         return tuple(
             Cover(
                 axis,
@@ -82,16 +84,19 @@ class Pricer:
                 ),
             )
             for axis, size in self.setting.mesh.axes
-            if size > 1
+            if size > 1 and (schedule is None or axis != schedule.axis)
         )
 
-    def bill(self, path: str, candidate: Candidate) -> Bill:
-        """What a candidate's region comes to, without conversions."""
-        block = self._block(path)
-        key = (id(block), candidate)
+    def bill(self, path: str, candidate: Candidate, here: Here | None = None) -> Bill:
+        """What a candidate's region comes to, without conversions; of the skeleton's, what one part
+        has of it."""
+        block = self.block(path)
+        key = (id(block), candidate, None if here is None else here.part)
         if key not in self.bills:
-            typing = self._typing(block, candidate)
-            effects = region_effects(block, typing, self.setting, self.state_ratio, path != "")
+            typing = self.typing(block, candidate)
+            effects = region_effects(
+                block, typing, self.setting, self.state_ratio, path != "", here
+            )
             bill = self.prices.bill(effects, self.setting.microbatches)
             if path == "":  # the skeleton's gathered parameters stay for the whole step
                 resident = bill.resident_bytes + bill.transient_bytes
@@ -116,12 +121,14 @@ class Pricer:
             total += self.prices.bill(effects, self.setting.microbatches)
         return total
 
-    def _block(self, path: str) -> Block:
+    def block(self, path: str) -> Block:
+        """The block of a layer, or of the skeleton ("")."""
         if path == "":
             return self.model.skeleton
         return self.model.blocks[next(x.block for x in self.model.layers if x.path == path)]
 
-    def _typing(self, block: Block, candidate: Candidate) -> RegionTyping:
+    def typing(self, block: Block, candidate: Candidate) -> RegionTyping:
+        """The layouts of a candidate's region."""
         key = (id(block), candidate)
         if key not in self.typings:
             self.typings[key] = type_region(block, candidate)
@@ -139,16 +146,17 @@ class Pricer:
                 need: None
                 for user in node.users
                 if user.name not in block.prologue
-                and (need := self._need(path, block, user, node, value)) is not None
+                and (need := self.need(path, block, user, node, value)) is not None
             }
             if needs:
-                yield node.name, self._made(path, block, node, value), list(needs)
+                yield node.name, self.made(path, block, node, value), list(needs)
 
-    def _made(self, path: str, block: Block, node: torch.fx.Node, value: Value) -> Need:
+    def made(self, path: str, block: Block, node: torch.fx.Node, value: Value) -> Need:
+        """The slot that makes a value, and in which layouts."""
         call = self._layer_of(block, node)
         if call is not None:
             callee_path = str(call.args[1])
-            callee = self._block(callee_path)
+            callee = self.block(callee_path)
             inner = callee.values[callee.outputs()[node.args[1]].name]  # type: ignore[index]
             return self._boundary(callee_path, inner, value)
         if node.op == "placeholder":
@@ -158,7 +166,7 @@ class Pricer:
             return self._fixed(path, value)
         key = (path, region)
         return key, tuple(
-            normal(value, self._typing(block, c).ops[node.name].makes) for c in self.candidates[key]
+            normal(value, self.typing(block, c).ops[node.name].makes) for c in self.candidates[key]
         )
 
     @staticmethod
@@ -169,22 +177,23 @@ class Pricer:
             return None
         return source if block.ops[source.name].kind == "layer" else None
 
-    def _need(
+    def need(
         self, path: str, block: Block, user: torch.fx.Node, node: torch.fx.Node, value: Value
     ) -> Need | None:
+        """The slot that needs a value, and in which layouts; None for the loss."""
         if user.op == "output":
             return self._boundary(path, value, value) if path else None
         op = block.ops[user.name]
         if op.kind == "layer":
             callee_path = str(user.args[1])
-            callee = self._block(callee_path)
+            callee = self.block(callee_path)
             position = list(user.args[0]).index(node)  # type: ignore[arg-type]
             return self._boundary(callee_path, callee.values[callee.inputs()[position]], value)
         if op.region is None:
             return self._fixed(path, value)
         key = (path, op.region)
         return key, tuple(
-            normal(value, self._typing(block, c).ops[user.name].needs[node.name])
+            normal(value, self.typing(block, c).ops[user.name].needs[node.name])
             for c in self.candidates[key]
         )
 
@@ -214,7 +223,8 @@ class Pricer:
 
         return unit_edges(units, call_s)
 
-    def _seconds(self, block: Block, name: str, made: Layout, need: Layout) -> float | None:
+    def conversion_s(self, block: Block, name: str, made: Layout, need: Layout) -> float | None:
+        """Seconds of a conversion in one step; None where it is impossible."""
         key = (id(block), name, made, need)
         if key not in self.conversions:
             try:
@@ -230,11 +240,11 @@ class Pricer:
         self, block: Block, name: str, made: Need, need: Need, extra: list[float | None]
     ) -> None:
         for i, (start, end) in enumerate(zip(made[1], need[1], strict=True)):
-            seconds = self._seconds(block, name, start, end)
+            seconds = self.conversion_s(block, name, start, end)
             before = extra[i]
             extra[i] = None if seconds is None or before is None else before + seconds
 
-    def _edge(
+    def edge(
         self,
         path: str,
         block: Block,
@@ -243,12 +253,13 @@ class Pricer:
         needs: list[Need],
         index: Mapping[SlotKey, int],
     ) -> Edge | None:
+        """A value as an edge between slots; None where it costs nothing."""
         layouts = list(dict.fromkeys([*made[1], *(x for need in needs for x in need[1])]))
         number = {layout: i for i, layout in enumerate(layouts)}
         sources, targets = set(made[1]), {x for need in needs for x in need[1]}
         table = tuple(
             tuple(
-                self._seconds(block, name, a, b) if a in sources and b in targets else 0.0
+                self.conversion_s(block, name, a, b) if a in sources and b in targets else 0.0
                 for b in layouts
             )
             for a in layouts

@@ -19,6 +19,10 @@ class Bill:
     optimizer_s: float = 0.0
     resident_bytes: int = 0
     transient_bytes: int = 0
+    step_s: float = 0.0
+    """The seconds that are paid once a step, of all of them."""
+    held_bytes: int = 0
+    """The resident bytes that are held for each microbatch in flight, of all of them."""
     units: frozenset[Collective] = frozenset()
     """The joined calls that it takes part in: what they cost beside their bytes isn't in it."""
 
@@ -34,6 +38,8 @@ class Bill:
             self.optimizer_s + other.optimizer_s,
             self.resident_bytes + other.resident_bytes,
             self.transient_bytes + other.transient_bytes,
+            self.step_s + other.step_s,
+            self.held_bytes + other.held_bytes,
             self.units | other.units,
         )
 
@@ -63,8 +69,8 @@ class Prices:
 
     def bill(self, effects: Iterable[Effect], microbatches: int) -> Bill:
         """The sum over effects; those that occur once a microbatch count that often."""
-        compute = communication = optimizer = 0.0
-        resident = transient = 0
+        compute = communication = optimizer = once = 0.0
+        resident = transient = held = 0
         units = set()
         for effect in effects:
             if isinstance(effect, Collective) and effect.unit:
@@ -76,16 +82,24 @@ class Prices:
             if isinstance(effect, Compute):
                 if effect.phase == "optimizer":
                     optimizer += price
+                    once += price
                 else:
                     compute += price * microbatches
             elif isinstance(effect, Collective):
                 communication += price * (microbatches if effect.per == "microbatch" else 1)
+                once += price if effect.per == "step" else 0.0
             elif isinstance(effect, Resident):
                 if effect.what == "transient":
                     transient += math.ceil(price)
                 else:
                     resident += math.ceil(price)
-        return Bill(compute, communication, optimizer, resident, transient, frozenset(units))
+                    held += math.ceil(price) if effect.what == "saved" else 0
+        return Bill(
+            *(compute, communication, optimizer, resident, transient),
+            step_s=once,
+            held_bytes=held,
+            units=frozenset(units),
+        )
 
     def overhead_bytes(self) -> int:
         """What every rank loses whatever the plan."""

@@ -4,13 +4,45 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Share:
+    """What something costs one stage: seconds of one microbatch, seconds once a step, bytes held
+    throughout, for each microbatch in flight by chunk, and for a moment."""
+
+    stage: int
+    seconds: float = 0.0
+    step_seconds: float = 0.0
+    resident_bytes: int = 0
+    held_bytes: tuple[int, ...] = ()
+    transient_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Layers in stages. A step takes per_slowest · the slowest stage + per_stage · the sum of
+    stages (both of one microbatch) + the longest that a stage takes once a step. `in_flight`: for
+    each stage, how many microbatches each of its chunks may hold at the same time."""
+
+    per_slowest: float
+    per_stage: float
+    in_flight: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def count(self) -> int:
+        """How many stages there are."""
+        return len(self.in_flight)
+
+
+@dataclass(frozen=True)
 class Choice:
     """One candidate of one slot, priced: seconds of one step (all its microbatches), bytes that one
-    rank holds throughout, and bytes that it needs for a moment (only the largest counts)."""
+    rank holds throughout, and bytes that it needs for a moment (only the largest counts).
+
+    Where the problem has stages, `shares` is what counts, one for each stage that it costs."""
 
     seconds: float
     resident_bytes: int
     transient_bytes: int
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +72,8 @@ class Edge:
     `source.layouts[c]` is the layout that choice c of the producing slot makes. Each distinct
     (made, needed) pair that occurs is converted once, however many uses share it, and costs
     `seconds[made][needed]` and `resident_bytes[made][needed]`; None in `seconds`: impossible.
+    Where the problem has stages, the bytes and seconds are the stage's, of one microbatch or
+    (`once`) of one step.
     """
 
     name: str
@@ -47,6 +81,8 @@ class Edge:
     uses: tuple[Use, ...]
     seconds: tuple[tuple[float | None, ...], ...]
     resident_bytes: tuple[tuple[int, ...], ...]
+    stage: int = 0
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +101,9 @@ class PlanningProblem:
     seconds = base + Σ chosen slots' + Σ conversions';
     memory = base + Σ chosen slots' resident + Σ conversions' resident
              + max over groups of Σ chosen transient of the group's slots.
+
+    With `stages` both are those of `Stages`, from the shares of choices and of `base`; the memory
+    of the fullest stage counts.
     """
 
     slots: tuple[Slot, ...]
@@ -73,6 +112,8 @@ class PlanningProblem:
     base_seconds: float = 0.0
     base_bytes: int = 0
     covers: tuple[Cover, ...] = ()
+    stages: Stages | None = None
+    base_shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True)

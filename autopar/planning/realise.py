@@ -1,27 +1,30 @@
 """Plan → Program: a plan's decisions put back onto the model that it was made for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
+from autopar.layouts.stages import Cut, layer_calls, make_cut
 from autopar.mesh import Mesh
 from autopar.plan import Plan, RegionChoice
 from autopar.planning.decide import model_id
 from autopar.planning.param_choice import read_param, read_split
-from autopar.plugin import Candidate, ParamPlan
+from autopar.planning.schedules import layer_axis
+from autopar.plugin import Candidate, ParamPlan, Schedule, Strategy
 
 
-def realise(model: ModelGraph, plan: Plan) -> Program:
-    """The program that a plan describes.
+def realise(model: ModelGraph, plan: Plan, strategies: Sequence[Strategy]) -> Program:
+    """The program that a plan describes. `strategies`: among them the owner of its schedule.
 
     Errors: AutoparError where the plan was made for another model, batch or loss, leaves a region
     out or has one twice, or names what the model or mesh doesn't have.
     """
     check_model(model, plan)
     mesh = Mesh(tuple(plan.mesh.items()))
-    setting = Setting(mesh, read_split(plan.data_axes, mesh), plan.microbatches)
+    schedule = read_schedule(plan, Mesh(tuple(plan.axes.items())), strategies, len(model.layers))
+    setting = Setting(mesh, read_split(plan.data_axes, mesh), plan.microbatches, schedule)
     chosen = _chosen(plan, mesh)
     choices: dict[str, dict[str, Candidate]] = {}
     for path, block in model.instances():
@@ -36,7 +39,56 @@ def realise(model: ModelGraph, plan: Plan) -> Program:
             f"the plan has {place(*next(iter(chosen)))}, which the model doesn't: there are "
             f"{', '.join(known[:12])}{' …' if len(known) > 12 else ''}"
         )
-    return Program(model, setting, choices)
+    return Program(model, setting, choices, read_cut(model, plan))
+
+
+def read_schedule(
+    plan: Plan, mesh: Mesh, strategies: Sequence[Strategy], layers: int
+) -> Schedule | None:
+    """The schedule that a plan names, as its owner makes it.
+
+    Errors: AutoparError where nobody at hand offers it on the plan's mesh.
+    """
+    found = layer_axis(strategies)
+    said = plan.schedule
+    size = 1 if found is None else mesh.size(found[0])
+    if said is None:
+        if size > 1 and found is not None:
+            raise AutoparError(f"the plan has {found[0]} = {size}, but no schedule")
+        return None
+    offers = [] if found is None else found[1].schedules(mesh, plan.microbatches, layers)
+    schedules = [offer for offer in offers if isinstance(offer, Schedule)]
+    for schedule in schedules:
+        if (schedule.name, schedule.axis, dict(schedule.options)) == (
+            *(said.name, said.axis),
+            dict(said.options),
+        ):
+            return schedule
+    options = ", ".join(f"{key} {value}" for key, value in said.options.items())
+    known = "; ".join(
+        f"{s.name} ({', '.join(f'{k} {v}' for k, v in s.options)})" for s in schedules
+    )
+    raise AutoparError(
+        f"no strategy at hand offers the plan's schedule {said.name} ({options}) along {said.axis} "
+        f"on {mesh}: there are {known or 'none'}"
+    )
+
+
+def read_cut(model: ModelGraph, plan: Plan) -> Cut | None:
+    """How a plan's layers lie in parts.
+
+    Errors: AutoparError where its parts aren't all the model's layers, in order.
+    """
+    if plan.schedule is None:
+        return None
+    parts = plan.schedule.parts
+    layers = [str(call.args[1]) for call in layer_calls(model.skeleton)]
+    if [path for part in parts for path in part] != layers or not all(parts):
+        raise AutoparError(
+            "the plan's schedule.parts must hold every layer once, in the model's order, at least "
+            f"one a part; the model has {', '.join(layers[:6])}{' …' if len(layers) > 6 else ''}"
+        )
+    return make_cut(model.skeleton, [len(part) for part in parts])
 
 
 def check_model(model: ModelGraph, plan: Plan) -> None:

@@ -1,38 +1,46 @@
 """The effects of one region under one candidate, and of what belongs to no region."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from autopar.graph.model_graph import Block, ModelGraph
+from autopar.graph.model_graph import Block, ModelGraph, Value
 from autopar.layouts.effects import (
     closing_collectives,
     compute_effects,
     param_effects,
     param_layout,
     saved_bytes,
+    shard_numel,
 )
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.stages import Cut, Here
 from autopar.layouts.typing import RegionTyping
-from autopar.mesh import split_size
+from autopar.mesh import AxisPart, split_size
 from autopar.plugin import Collective, Compute, Effect, GradientSync, ParamPlan, Resident
 
 
 def region_effects(
-    block: Block, typing: RegionTyping, setting: Setting, state_ratio: float, neighbours: bool
+    block: Block,
+    typing: RegionTyping,
+    setting: Setting,
+    state_ratio: float,
+    neighbours: bool,
+    here: Here | None = None,
 ) -> Iterator[Effect]:
     """Ops, saved tensors and parameters of a region (conversions at its boundary are edges).
-    `neighbours`: it is a layer's."""
+    `neighbours`: it is a layer's. `here`: only what this part of the skeleton has."""
     candidate = typing.candidate
-    for name, op_typing in typing.ops.items():
+    ops = {name: t for name, t in typing.ops.items() if here is None or here.has(name)}
+    for name, op_typing in ops.items():
         yield from compute_effects(block, block.ops[name], op_typing, setting)
         yield from closing_collectives(block, block.ops[name], op_typing, setting)
-    yield Resident("saved", saved_bytes(block, typing, setting))
+    yield Resident("saved", saved_bytes(block, RegionTyping(candidate, ops), setting))
     for name, layout in param_layouts(block, typing).items():
         plan = candidate.param(name)
-        yield from one_param(block, plan, name, layout, setting, state_ratio, neighbours)
+        yield from one_param(block, plan, name, layout, setting, state_ratio, neighbours, here)
 
 
 def param_layouts(block: Block, typing: RegionTyping) -> Mapping[str, Layout]:
@@ -60,9 +68,12 @@ def one_param(
     setting: Setting,
     state_ratio: float,
     neighbours: bool,
+    here: Here | None = None,
 ) -> Iterator[Effect]:
-    """The effects of one parameter stored in a layout."""
+    """The effects of one parameter stored in a layout; none where it doesn't lie here."""
     placeholder = next(p for p, n in block.params.items() if n == name)
+    if here is not None and not here.has(placeholder):
+        return
     value = block.values[placeholder]
     node = next(n for n in block.graph.nodes if n.name == placeholder)
     order = [axis for axis, _ in setting.mesh.axes]
@@ -83,6 +94,38 @@ def one_param(
     )
     if plan.sync is not None and value.needs_grad:
         yield from sync_effects(name, shape, dtype, plan.sync)
+    if here is not None and value.needs_grad and (sums := here.sums(placeholder)):
+        size = shard_numel(shape, split_size(plan.state)) * dtype.itemsize
+        yield Collective("all_reduce", size, sums, "grad_sync", "step", name)
+
+
+def handed_on(
+    value: Value, name: str, layout: Layout, setting: Setting, forward: bool, axis: AxisPart
+) -> Collective:
+    """A value sent to the next stage, or its gradient to the one before."""
+    size = setting.local_numel(value.dims, layout) * value.item_bytes
+    return Collective(
+        "send", size, (axis,), "forward" if forward else "backward", "microbatch", name
+    )
+
+
+def boundary_effects(
+    block: Block, cut: Cut, part: int, layout_of: Callable[[str], Layout], setting: Setting
+) -> Iterator[Resident]:
+    """What a part holds to hand over: values that it passes on, for each microbatch in flight, and
+    at each of its boundaries a message each way."""
+
+    def size(name: str) -> int:
+        value = block.values[name]
+        return setting.local_numel(value.dims, layout_of(name)) * value.item_bytes
+
+    for name in cut.passed_on(part):
+        yield Resident("saved", size(name))
+    near = [cut.boundaries[p] for p in (part - 1, part) if 0 <= p < len(cut.boundaries)]
+    yield Resident(
+        "transient",
+        sum(size(name) * (1 + block.values[name].needs_grad) for names in near for name in names),
+    )
 
 
 def sync_effects(
@@ -104,9 +147,13 @@ def sync_effects(
         yield Resident("optimizer", numel * dtype.itemsize)
 
 
-def input_effects(block: Block, setting: Setting) -> Iterator[Effect]:
-    """Ops that belong to no region: they run whole but for the batch, whatever is chosen."""
+def input_effects(block: Block, setting: Setting, here: Here | None = None) -> Iterator[Effect]:
+    """Ops that belong to no region: they run whole but for the batch, whatever is chosen. Those of
+    the counts alone run in every part."""
     for op in block.ops.values():
+        name = op.node.name
+        if here is not None and name not in block.prologue and not here.has(name):
+            continue
         if op.region is None and op.kind != "layer" and op.node.name in block.values:
             yield from compute_effects(block, op, None, setting)
 
@@ -122,9 +169,11 @@ def unused_effects(model: ModelGraph) -> Iterator[Effect]:
             yield Resident("parameter", math.prod(param.shape) * param.dtype.itemsize)
 
 
-def buffer_effects(block: Block) -> Iterator[Effect]:
+def buffer_effects(block: Block, here: Here | None = None) -> Iterator[Effect]:
     """Buffers are whole on every rank."""
     for node in block.graph.nodes:
+        if here is not None and not here.has(node.name):
+            continue
         if node.name in block.captured.buffers or node.name in block.captured.constants:
             value = node.meta["val"]
             yield Resident("parameter", value.numel() * value.element_size())

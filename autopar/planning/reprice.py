@@ -7,7 +7,7 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.layouts.program import Program
 from autopar.plan import Certificate, Plan, Predicted
 from autopar.planning.account import account
-from autopar.planning.decide import model_id, opaque_ops, region_choices, tokens_of
+from autopar.planning.decide import model_id, opaque_ops, region_choices, schedule_choice, tokens_of
 from autopar.planning.prices import Prices
 from autopar.summary import size
 
@@ -38,6 +38,7 @@ def reprice(program: Program, plan: Plan, prices: Prices, state_ratio: float) ->
         model=model_id(model),
         batch_size=model.batch_size,
         tokens=tokens_of(model),
+        schedule=schedule_choice(program),
         regions=region_choices(program),
         collectives=books.collectives,
         predicted=books.predicted,
@@ -71,9 +72,10 @@ def _check_memory(predicted: Predicted, plan: Plan) -> None:
 def _same_figures(fresh: Plan, plan: Plan) -> bool:
     ours, theirs = fresh.predicted, plan.predicted
     close = math.isclose(ours.step_s, theirs.step_s, rel_tol=1e-9)
-    counted = [(c.op, c.axes, c.phase, c.bytes, c.count) for c in fresh.collectives]
+    counted = [(c.stage, c.op, c.axes, c.phase, c.bytes, c.count) for c in fresh.collectives]
     return (
         close
         and ours.memory == theirs.memory
-        and counted == [(c.op, c.axes, c.phase, c.bytes, c.count) for c in plan.collectives]
+        and counted
+        == [(c.stage, c.op, c.axes, c.phase, c.bytes, c.count) for c in plan.collectives]
     )

@@ -10,6 +10,7 @@ import pulp
 
 from autopar.planning.problem import Edge, PlanningProblem, Use
 from autopar.planning.scale import Scale
+from autopar.planning.stage_rows import add_stages
 
 Layout = int | None  # None: that choice neither makes nor needs the value
 Terms = list[tuple[pulp.LpVariable, float]]
@@ -30,6 +31,8 @@ class Rows:
     seconds: Terms = field(default_factory=list)
     memory: Terms = field(default_factory=list)
     alike: dict[Hashable, Terms] = field(default_factory=dict)
+    paid: list[tuple[Edge, pulp.LpVariable, int, int]] = field(default_factory=list)
+    """Each conversion that costs something, with the variable that says whether it is made."""
 
     def variable(self, name: str, upper: float | None = None) -> pulp.LpVariable:
         return self.programme.add_variable(name, 0.0, upper)
@@ -60,24 +63,38 @@ def build(problem: PlanningProblem, kept: Kept, scale: Scale, name: str) -> Rows
     for e, edge in enumerate(problem.edges):
         if not is_free(edge):
             add_conversions(rows, f"{e:04}", edge, kept)
-    add_transient(rows, problem, kept)
+    if problem.stages is None:
+        charge_all(rows, problem)
+        add_transient(rows, problem, kept)
+    else:
+        add_stages(rows, problem, kept)
     add_covers(rows, problem, kept)
     add_counts(rows)
     return rows
 
 
 def add_choices(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
-    """(choice), and the parts of (seconds) and (memory) that choices and the base pay."""
-    base = rows.programme.add_variable("base", 1.0, 1.0)  # PuLP's HiGHS drops constants
-    rows.seconds.append((base, rows.scale.of_seconds(problem.base_seconds)))
+    """(choice)."""
     for s, slot in enumerate(problem.slots):
         for c in kept[s]:
             x = rows.programme.add_variable(f"x_{s:04}_{c:03}", cat=pulp.LpBinary)
             rows.chosen[s, c] = x
-            rows.charge(x, slot.choices[c].seconds, slot.choices[c].resident_bytes)
             rows.alike.setdefault((slot.choices, c), []).append((x, 1.0))
         one = [(rows.chosen[s, c], 1.0) for c in kept[s]]
         rows.add(f"choice_{s:04}", one, pulp.LpConstraintEQ, 1.0)
+
+
+def charge_all(rows: Rows, problem: PlanningProblem) -> None:
+    """(seconds) and (memory): what choices, conversions and the base pay."""
+    base = rows.programme.add_variable("base", 1.0, 1.0)  # PuLP's HiGHS drops constants
+    rows.seconds.append((base, rows.scale.of_seconds(problem.base_seconds)))
+    for (s, c), x in rows.chosen.items():
+        choice = problem.slots[s].choices[c]
+        rows.charge(x, choice.seconds, choice.resident_bytes)
+    for edge, paid, made, needed in rows.paid:
+        seconds = edge.seconds[made][needed]
+        assert seconds is not None, "a forbidden pair has no flow"
+        rows.charge(paid, seconds, edge.resident_bytes[made][needed])
 
 
 def add_covers(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
@@ -116,7 +133,7 @@ def add_conversions(rows: Rows, name: str, edge: Edge, kept: Kept) -> None:
             for k, flow in enumerate(flows):
                 row = f"shared_{name}_{made:03}_{needed:03}_{k:02}"
                 rows.add(row, [(paid, 1.0), flow], pulp.LpConstraintGE, 0.0)
-        rows.charge(paid, seconds, size_bytes)
+        rows.paid.append((edge, paid, made, needed))
 
 
 def add_flow(
@@ -135,7 +152,8 @@ def add_flow(
             flow = rows.variable(f"f_{name}_{a:03}_{b:03}")
             out[made].append((flow, 1.0))
             into[needed].append((flow, 1.0))
-            key = (edge.seconds, edge.resident_bytes, edge.source.layouts, use.layouts, a, b)
+            where = (edge.stage, edge.once, edge.seconds, edge.resident_bytes)
+            key = (*where, edge.source.layouts, use.layouts, a, b)
             rows.alike.setdefault(key, []).append((flow, 1.0))
             if pair:
                 flows[pair] = flow

@@ -1,9 +1,10 @@
 """Units in which a solver sees one planning problem, chosen from the problem's own numbers."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.planning.problem import PlanningProblem
+from autopar.planning.problem import Choice, PlanningProblem
 
 _TYPICAL = 1e4
 _LEAST_GRAIN = 1e-4
@@ -37,7 +38,7 @@ def choose_scale(problem: PlanningProblem) -> Scale:
     slowest_s = sum(max(c.seconds for c in some) for some in choices)
     conversions_s = sum(s or 0.0 for edge in problem.edges for row in edge.seconds for s in row)
     typical_s = problem.base_seconds + math.sqrt(fastest_s * slowest_s)
-    sizes = [b for some in choices for c in some for b in (c.resident_bytes, c.transient_bytes)]
+    sizes = [b for some in choices for c in some for b in _sizes(c)]
     sizes += [b for edge in problem.edges for row in edge.resident_bytes for b in row]
     grain_bytes = math.gcd(*sizes) or 1
     most_bytes = sum(max(c.resident_bytes for c in some) for some in choices)
@@ -47,3 +48,10 @@ def choose_scale(problem: PlanningProblem) -> Scale:
         grain_bytes,
         min(1.0, max(_LEAST_GRAIN, per_grain)),
     )
+
+
+def _sizes(choice: Choice) -> Iterator[int]:
+    if not choice.shares:
+        yield from (choice.resident_bytes, choice.transient_bytes)
+    for share in choice.shares:
+        yield from (share.resident_bytes, share.transient_bytes, *share.held_bytes)

@@ -1,21 +1,25 @@
 """The outer search: every mesh and microbatch count, cheapest bound first, an ILP for each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.program import Program
-from autopar.planning.ilp import solve
+from autopar.layouts.stages import Cut
+from autopar.planning.cuts import cuts
+from autopar.planning.ilp import lower_bound, solve
 from autopar.planning.meshes import axes_in_order, settings
 from autopar.planning.outer import Dropped, Outer, check_layers, open_setting
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
+from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
-from autopar.plugin import CostModel, Strategy
+from autopar.planning.stage_price import StagePricer
+from autopar.plugin import CostModel, Refusal, Strategy
 from autopar.summary import size
 
 
@@ -39,6 +43,7 @@ class Tried:
     pricer: Pricer
     problem: PlanningProblem
     bound_s: float
+    cut: Cut | None = None
     result: Solution | Infeasible | None = None
 
 
@@ -74,23 +79,40 @@ def search(
     check_layers(model, pins)
     inseparable = why_inseparable(model)
     axes = axes_in_order(strategies)
-    for setting in settings(axes, cluster.devices, pins.axes, pins.microbatches, model.batch_size):
-        outer = open_setting(model, setting, strategies, pins, inseparable)
-        if isinstance(outer, Dropped):
-            dropped.append(outer)
-            continue
-        prices = Prices(cost_models, outer.setting.mesh, cluster)
-        pricer = Pricer(model, outer.setting, prices, outer.candidates, options.state_ratio)
-        problem = pricer.problem(options.limit_bytes)
-        opened.append(Tried(outer, pricer, problem, lower_bound(problem)))
+    layers = len(model.layers)
+    sizes = (pins.axes, pins.microbatches, model.batch_size, layers)
+    for asked in settings(axes, cluster.devices, *sizes):
+        for setting in scheduled(asked, strategies, pins, layers):
+            if isinstance(setting, Refusal):
+                dropped.append(Dropped(asked, setting.reason))
+                continue
+            outer = open_setting(model, setting, strategies, pins, inseparable)
+            if isinstance(outer, Dropped):
+                dropped.append(outer)
+                continue
+            prices = Prices(cost_models, outer.setting.mesh, cluster)
+            pricer = Pricer(model, outer.setting, prices, outer.candidates, options.state_ratio)
+            found = _priced(outer, pricer, options.limit_bytes)
+            if isinstance(found, Dropped):
+                dropped.append(found)
+            else:
+                opened += found
     if not opened:
         raise _nothing_legal(cluster, pins, dropped)
     return _choose(model, opened, dropped, options, inseparable)
 
 
-def lower_bound(problem: PlanningProblem) -> float:
-    """Each slot's fastest choice, conversions free: no solution is faster."""
-    return problem.base_seconds + sum(min(c.seconds for c in s.choices) for s in problem.slots)
+def _priced(outer: Outer, pricer: Pricer, limit_bytes: int) -> list[Tried] | Dropped:
+    """The setting as a problem; with each cut that is tried, where layers lie in stages."""
+    if outer.setting.schedule is None:
+        problem = pricer.problem(limit_bytes)
+        return [Tried(outer, pricer, problem, lower_bound(problem))]
+    try:
+        tried = cuts(pricer, limit_bytes)
+    except AutoparError as error:
+        return Dropped(outer.asked, str(error))
+    problems = [(StagePricer(pricer, cut).problem(limit_bytes), cut) for cut in tried]
+    return [Tried(outer, pricer, p, lower_bound(p), cut) for p, cut in problems]
 
 
 def _choose(
@@ -112,7 +134,7 @@ def _choose(
             gap=options.gap,
             time_limit_s=options.time_limit_s,
         )
-        tried.append(Tried(one.outer, one.pricer, one.problem, one.bound_s, result))
+        tried.append(replace(one, result=result))
         if isinstance(result, Solution) and (best is None or result.seconds < best[0].seconds):
             best = (result, one)
     if best is None:
@@ -142,7 +164,7 @@ def _program(model: ModelGraph, tried: Tried, solution: Solution) -> Program:
         tried.outer.candidates.items(), solution.choices, strict=True
     ):
         choices.setdefault(path, {})[region] = candidates[index]
-    return Program(model, tried.outer.setting, choices)  # type: ignore[arg-type]
+    return Program(model, tried.outer.setting, choices, tried.cut)  # type: ignore[arg-type]
 
 
 def _nothing_legal(cluster: ClusterSpec, pins: Pins, dropped: Sequence[Dropped]) -> AutoparError:

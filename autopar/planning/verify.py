@@ -19,7 +19,7 @@ from autopar.planning.legal import candidate_faults, in_microbatch
 from autopar.planning.meshes import axes_in_order
 from autopar.planning.outer import misfit
 from autopar.planning.pins import strategy_pin
-from autopar.planning.realise import check_model, place, realise
+from autopar.planning.realise import check_model, place, read_schedule, realise
 from autopar.planning.refine_mesh import Factors, factors_of, refine_candidate, refine_setting
 from autopar.planning.separable import why_inseparable
 from autopar.plugin import Candidate, Region, Strategy
@@ -35,11 +35,11 @@ def verify(
     """
     check_model(model, plan)
     _check_derived(model, plan)
-    asked, factors = _setting(plan, cluster, strategies)
+    asked, factors = _setting(plan, cluster, strategies, len(model.layers))
     why = misfit(model, asked, why_inseparable(model))
     if why is not None:
         raise AutoparError(f"the plan can't run: {why}")
-    program = realise(model, plan)
+    program = realise(model, plan, strategies)
     _check_regions(program, asked, factors, strategies)
     alike = one_full_shard(
         {
@@ -74,7 +74,7 @@ def _check_derived(model: ModelGraph, plan: Plan) -> None:
 
 
 def _setting(
-    plan: Plan, cluster: ClusterSpec, strategies: Sequence[Strategy]
+    plan: Plan, cluster: ClusterSpec, strategies: Sequence[Strategy], layers: int
 ) -> tuple[Setting, Factors]:
     """The setting as enumerated, and how the plan's mesh cuts its axes."""
     known = axes_in_order(strategies)
@@ -97,7 +97,13 @@ def _setting(
     data = tuple(
         mesh.part(s.name) for s in known if s.splits_batch and plan.axes.get(s.name, 1) > 1
     )
-    asked = Setting(mesh, data, plan.microbatches)
+    schedule = read_schedule(plan, mesh, strategies, layers)
+    if schedule and len(plan.schedule.parts if plan.schedule else ()) != schedule.table.parts:
+        raise AutoparError(
+            f"the plan's schedule.parts are {len(plan.schedule.parts if plan.schedule else ())}; "
+            f"{schedule.name} runs {schedule.table.parts}"
+        )
+    asked = Setting(mesh, data, plan.microbatches, schedule)
     factors = _factors(plan)
     wanted = tuple(part.axis for part in refine_setting(asked, factors).data)
     if plan.data_axes != wanted:

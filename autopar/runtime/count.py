@@ -23,6 +23,7 @@ _KINDS: Mapping[str, str] = {
     "c10d::alltoall_": "all_to_all",
     "c10d::alltoall_base_": "all_to_all",
     "c10d::broadcast_": "broadcast",
+    "c10d::send": "send",
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
@@ -34,7 +35,8 @@ _KINDS: Mapping[str, str] = {
     "_c10d_functional::broadcast_": "broadcast",
 }
 
-_NO_DATA = frozenset({"_c10d_functional::wait_tensor", "c10d::barrier"})
+_NO_DATA = frozenset({"_c10d_functional::wait_tensor", "c10d::barrier", "c10d::recv_"})
+"""What sends nothing; a receive is counted where it is sent."""
 
 CollectiveKey = tuple[str, tuple[str, ...]]
 

@@ -32,6 +32,17 @@ def sum_gradients(leaves: Iterable[Leaf], mesh: ProcessMesh) -> None:
             _sum_together(bucket, mesh[axes])
 
 
+def sum_shared(leaves: Iterable[Leaf], mesh: ProcessMesh) -> None:
+    """Sums the gradients of tensors that several stages hold, in place, over those stages: they are
+    one parameter. Call it after `sum_gradients`."""
+    for leaf in leaves:
+        place = leaf.place
+        if place is not None and len(place.stages) > 1 and leaf.declaration.trainable:
+            grad = leaf.grad
+            assert grad is not None, f"{leaf.name} has no gradient on this stage"
+            _sum_together([grad], mesh.among(place.axis, place.stages))
+
+
 def _buckets(grads: Sequence[Tensor]) -> list[list[Tensor]]:
     buckets: list[list[Tensor]] = [[]]
     held_bytes = 0
@@ -78,6 +89,8 @@ def global_norm(leaves: Iterable[Leaf], mesh: ProcessMesh) -> Tensor:
 
 
 def _counts_here(leaf: Leaf, mesh: ProcessMesh) -> bool:
+    if leaf.place is not None and not leaf.place.first:
+        return False
     coordinate = mesh.coordinate
     return all(coordinate[axis] == 0 for axis in mesh.axes if axis not in leaf.split_axes)
 

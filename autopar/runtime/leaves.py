@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -11,6 +12,16 @@ from autopar.runtime.collectives import all_gather
 from autopar.runtime.layout import local_shape, put, take
 from autopar.runtime.parameters import Container, Declaration, declared
 from autopar.runtime.process_mesh import Group, ProcessMesh
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which stages along an axis hold a tensor, whether this rank's does, and is the first."""
+
+    axis: str
+    stages: tuple[int, ...]
+    here: bool
+    first: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +42,14 @@ class Leaf:
     value: Tensor
     module: Container
     key: str
+    place: Place | None = None
+    """Where layers lie in stages. A leaf of another stage has a name and a declaration; its value
+    is on meta."""
+
+    @property
+    def here(self) -> bool:
+        """Whether this rank holds (a part of) it."""
+        return self.place is None or self.place.here
 
     @property
     def registered(self) -> Tensor:
@@ -41,8 +60,9 @@ class Leaf:
 
     @property
     def split_axes(self) -> frozenset[str]:
-        """The axes along which ranks hold different parts of it."""
-        return self.declaration.axes | frozenset(self.shard.axes if self.shard else ())
+        """The axes along which ranks hold different parts of it, or different tensors."""
+        stages = {self.place.axis} if self.place else set()
+        return self.declaration.axes | frozenset(self.shard.axes if self.shard else ()) | stages
 
     @property
     def stage(self) -> int:
@@ -56,8 +76,23 @@ class Leaf:
         grad = self.value.grad if self.stage in (1, 2) else self.registered.grad
         return None if grad is None else local_tensor(grad)
 
-    def whole(self, mesh: ProcessMesh, tensor: Tensor) -> Tensor:
-        """The whole tensor, of `value` or of `grad` (or FSDP2's form of them): a collective."""
+    def whole(self, mesh: ProcessMesh, tensor: Tensor | None) -> Tensor:
+        """The whole tensor, of `value` or of `grad` (or FSDP2's form of them): a collective. Of a
+        leaf that isn't here, None."""
+        if self.place is None:
+            assert tensor is not None, self.name
+            return self._whole(mesh, tensor)
+        group, source = mesh[self.place.axis], self.place.stages[0]
+        if group.rank == source:
+            assert tensor is not None, self.name
+            whole = self._whole(mesh, tensor).contiguous()
+        else:
+            shape, dtype = self.declaration.shape, self.declaration.dtype
+            whole = torch.empty(shape, dtype=dtype, device=mesh.device)
+        dist.broadcast(whole, src=group.ranks[source], group=group.process_group)
+        return whole
+
+    def _whole(self, mesh: ProcessMesh, tensor: Tensor) -> Tensor:
         with torch.no_grad():
             part = local_tensor(tensor).detach()
             if self.shard is not None:

@@ -46,7 +46,8 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """`boundaries[p]`: what part p hands to part p + 1. `group`: the stages, in order."""
+    """`boundaries[p]`: what part p hands to part p + 1; the last part's: the loss. `group`: the
+    stages, in order."""
 
     table: Table
     boundaries: tuple[tuple[Wire, ...], ...]
@@ -103,7 +104,8 @@ class _Run:
     """What is to be sent."""
 
     def __post_init__(self) -> None:
-        self.loss = torch.zeros((), device=self.device)
+        (wire,) = self.pipeline.boundaries[-1]
+        self.loss = torch.zeros(wire.shape, dtype=wire.dtype, device=self.device)
         order = self.table.orders[self.pipeline.group.rank]
         ends = {a.part: a for a in order if a.kind in ("B", "W")}
         self.last = frozenset(ends.values())

@@ -70,23 +70,21 @@ class ProcessMesh:
     ) -> None:
         self.layout = Mesh(tuple((name, int(size)) for name, size in axes))
         self.device_type = device_type
+        self.device = _device(device_type)
+        """Where this rank's tensors live."""
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         check_world(self.layout, dist.get_world_size() if dist.is_initialized() else 1)
         self._groups: dict[tuple[str, ...], Group] = {}
+        self._among: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._opened: list[dist.ProcessGroup] = []
+        self._subgroups_made = False
+        """Whether any rank opened groups of its own: the same on every rank."""
         self.open([(), *((name,) for name in self.axes), self.axes, *groups])
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes' names, outermost first."""
         return tuple(name for name, _ in self.layout.axes)
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's tensors live."""
-        if self.device_type == "cuda":
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device(self.device_type)
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -96,7 +94,7 @@ class ProcessMesh:
     @property
     def groups(self) -> tuple[Group, ...]:
         """All groups that are open."""
-        return tuple(self._groups.values())
+        return (*self._groups.values(), *self._among.values())
 
     @property
     def world(self) -> Group:
@@ -121,17 +119,46 @@ class ProcessMesh:
                     key, ranks, ranks.index(self.rank), self.device_type, self._process_group(key)
                 )
 
+    def open_among(self, axis: str, every: Iterable[tuple[int, ...]]) -> None:
+        """Opens groups of some coordinates along an axis, for `among`. A collective."""
+        for coordinates in every:
+            rows = [tuple(row[i] for i in coordinates) for row in self._rows((axis,))]
+            mine = next((row for row in rows if self.rank in row), None)
+            if len(coordinates) == self.layout.size(axis):
+                group = self[axis]
+            else:
+                process_group = self._subgroups(rows)
+                if mine is None:
+                    continue
+                group = Group((axis,), mine, mine.index(self.rank), self.device_type, process_group)
+            self._among[axis, coordinates] = group
+
+    def among(self, axis: str, coordinates: tuple[int, ...]) -> Group:
+        """The group of the ranks with these coordinates along an axis, this one among them."""
+        return self._among[axis, coordinates]
+
+    def open_together(self, wanted: Iterable[tuple[str, ...]]) -> None:
+        """Opens what any rank wants, where ranks want different groups. A collective."""
+        mine = sorted({self._key(axes) for axes in wanted})
+        every: list[list[tuple[str, ...]]] = [mine]
+        if self.world.size > 1:
+            every = [[] for _ in range(self.world.size)]
+            dist.all_gather_object(every, mine, group=self.world.process_group)
+        self.open(sorted({axes for some in every for axes in some}))
+
     def close(self) -> None:
         """Destroys the process groups that this mesh opened. A collective; needed only where many
         meshes follow each other in one process.
         """
-        if self._opened:
+        if self._subgroups_made:
             # A peer that closes its connections too early fails a collective still under way here.
             dist.barrier()
         for process_group in self._opened:
             dist.destroy_process_group(process_group)
         self._opened.clear()
+        self._subgroups_made = False
         self._groups.clear()
+        self._among.clear()
 
     def _key(self, axes: Iterable[str]) -> tuple[str, ...]:
         named = set(axes)
@@ -152,11 +179,24 @@ class ProcessMesh:
             return None
         if axes == self._key(self.axes):
             return dist.group.WORLD
-        made: Any = dist.new_subgroups_by_enumeration  # untyped in torch
-        mine: dist.ProcessGroup | None = made([list(row) for row in self._rows(axes)])[0]
+        mine = self._subgroups(self._rows(axes))
         assert mine is not None, f"rank {self.rank} is in no group along {axes}"
-        self._opened.append(mine)
         return mine
+
+    def _subgroups(self, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:
+        """This rank's of these groups, if it is in one."""
+        self._subgroups_made = True
+        made: Any = dist.new_subgroups_by_enumeration  # untyped in torch
+        mine: dist.ProcessGroup | None = made([list(row) for row in rows])[0]
+        if mine is not None:
+            self._opened.append(mine)
+        return mine
+
+
+def _device(device_type: str) -> torch.device:
+    if device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(device_type)
 
 
 def check_world(mesh: Mesh, world: int) -> None:

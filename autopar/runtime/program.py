@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from autopar.mesh import Mesh
+from autopar.runtime.pipeline import Wire
+from autopar.schedule import Table
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,23 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Stages:
+    """How microbatches run through parts of the model along an axis: which inputs each part takes,
+    by name, and what each hands to the next (the last part: the loss)."""
+
+    axis: str
+    table: Table
+    takes: tuple[tuple[str, ...], ...]
+    boundaries: tuple[tuple[Wire, ...], ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """What an emitted module says about itself (its names in capitals)."""
 
-    model: type[Any]
-    """The root's class, a Container made with the mesh."""
+    models: tuple[type[Any], ...]
+    """The root's class, a Container made with the mesh; one for each part where layers lie in
+    stages."""
     mesh: Mesh
     microbatches: int
     data_axes: tuple[str, ...]
@@ -40,6 +54,7 @@ class Program:
     """Sets of more than one axis that forward communicates over."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What the batch held beside tensors when it was compiled: part of the program."""
+    stages: Stages | None = None
 
     @property
     def data_parallel_size(self) -> int:
@@ -47,8 +62,8 @@ class Program:
         return math.prod(self.mesh.size(axis) for axis in self.data_axes)
 
     def defines(self, method: str) -> bool:
-        """Whether the model's class itself has this optional method (`counts`, `shard`)."""
-        return method in vars(self.model)
+        """Whether the roots have this optional method (`counts`, `sync_gradients`)."""
+        return any(method in vars(model) for model in self.models)
 
 
 def run_program(source: str) -> types.ModuleType:
@@ -67,8 +82,9 @@ def run_program(source: str) -> types.ModuleType:
 
 def read_program(module: types.ModuleType) -> Program:
     """The facts that an emitted module states. GROUPS and VALUES may be missing: there are none."""
+    models = module.MODEL if isinstance(module.MODEL, tuple) else (module.MODEL,)
     program = Program(
-        module.MODEL,
+        models,
         Mesh(tuple((name, int(size)) for name, size in module.MESH)),
         int(module.MICROBATCHES),
         tuple(module.DATA_AXES),
@@ -79,8 +95,24 @@ def read_program(module: types.ModuleType) -> Program:
         ),
         tuple(tuple(axes) for axes in getattr(module, "GROUPS", ())),
         dict(getattr(module, "VALUES", {})),
+        _stages(module),
     )
     pieces = program.data_parallel_size * program.microbatches
     for one in program.inputs:
         assert not one.split or one.shape[0] % pieces == 0, f"{one} doesn't fall into {pieces}"
     return program
+
+
+def _stages(module: types.ModuleType) -> Stages | None:
+    """STAGES and what goes with it, if the module has them."""
+    if not hasattr(module, "STAGES"):
+        return None
+    table: Table = module.SCHEDULE
+    table.check()
+    boundaries = tuple(
+        tuple(Wire(tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in wires)
+        for wires in module.BOUNDARIES
+    )
+    takes = tuple(tuple(names) for names in module.TAKES)
+    assert len(boundaries) == len(takes) == table.parts == len(module.MODEL)
+    return Stages(module.STAGES, table, takes, boundaries)

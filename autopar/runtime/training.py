@@ -14,16 +14,21 @@ from autopar.errors import AutoparError
 from autopar.runtime import batch as batches
 from autopar.runtime import weights
 from autopar.runtime.checkpoint import Running, open_checkpoint, save_checkpoint
-from autopar.runtime.fsdp import close_root, forget_forward
-from autopar.runtime.gradients import clip_gradients, global_norm, sum_axes, sum_gradients
+from autopar.runtime.gradients import (
+    clip_gradients,
+    global_norm,
+    sum_axes,
+    sum_gradients,
+    sum_shared,
+)
 from autopar.runtime.launch import initialise
-from autopar.runtime.leaves import leaves_of
 from autopar.runtime.opaque import OpaqueLayer
 from autopar.runtime.process_mesh import ProcessMesh
 from autopar.runtime.program import read_program
 from autopar.runtime.random_stream import RandomStream
+from autopar.runtime.roots import build
+from autopar.runtime.steps import Steps
 from autopar.runtime.weights_files import load_files
-from autopar.runtime.zero import ShardedState
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 OptimizerFactory = Union[
@@ -69,15 +74,16 @@ class TrainingModule:
         self.program = read_program(program)
         groups = [self.program.data_axes, self.program.loss_sums, *self.program.groups]
         self.mesh = ProcessMesh(self.program.mesh.axes, groups, device_type)
-        self.model: Any = self.program.model(self.mesh)
-        if self.program.defines("shard"):
-            self.model.shard()
-        close_root(self.model)
+        roots = build(self.program, self.mesh)
+        self.roots = tuple(roots.parts.values())
+        """The whole model, or what of it lies on this rank's stage."""
         if code is not None:
-            _bind(self.model, code)
-        self.leaves = leaves_of(self.model, self.mesh)
+            for root in self.roots:
+                _bind(root, code)
+        self.leaves = roots.leaves
+        self._catalogue = roots.catalogue
         self._open_groups()
-        self._sharded_state = ShardedState(self.leaves)
+        self._steps = Steps(self.program, roots, self.mesh)
         self.clip_norm = clip_norm
         self.optimizer = build_optimizer(optimizer, self._named_parameters())
         self.steps = 0
@@ -105,23 +111,17 @@ class TrainingModule:
         """
         pieces = self._microbatches(local_batch)
         counts = self._counts(pieces)
-        self.model.train()
         for leaf in self.leaves:
             leaf.registered.grad = None
             leaf.value.grad = None
-        total = torch.zeros((), device=self.mesh.device)
-        self._sharded_state.begin()
         with self.random.use():
-            for index, piece in enumerate(pieces, start=1):
-                loss = self.model(*piece, counts)
-                self._sharded_state.begin_backward(last=index == len(pieces))
-                loss.backward()
-                self._sharded_state.end_backward()
-                total = total + loss.detach()
+            total = self._steps.step(pieces, counts)
         sum_gradients(self.leaves, self.mesh)
-        if self.program.defines("sync_gradients"):
-            with torch.no_grad():
-                self.model.sync_gradients()
+        sum_shared(self.leaves, self.mesh)
+        with torch.no_grad():
+            for root in self.roots:
+                if "sync_gradients" in vars(type(root)):
+                    root.sync_gradients()
         self._gradients_ready = True
         return self._global_loss(total)
 
@@ -149,21 +149,19 @@ class TrainingModule:
         Errors: AutoparError unless called between `forward_backward` and `optimizer_step`.
         """
         self._need_gradients("full_gradients")
-        grads = [(leaf, leaf.grad) for leaf in self.leaves]
-        return {leaf.name: leaf.whole(self.mesh, grad) for leaf, grad in grads if grad is not None}
+        return weights.full_gradients(self._catalogue, self.mesh)
 
     def evaluate(self, local_batch: Any) -> Tensor:
         """The loss of the whole global batch with dropout off; gradients stay as they are."""
         pieces = self._microbatches(local_batch)
         counts = self._counts(pieces)
-        self.model.eval()
-        total = torch.zeros((), device=self.mesh.device)
-        self._sharded_state.begin()
-        with torch.no_grad():
-            for piece in pieces:
-                total = total + self.model(*piece, counts)
-        forget_forward(self.model)
+        total = self._steps.evaluate(pieces, counts)
         return self._global_loss(total)
+
+    @property
+    def model(self) -> Any:
+        """The root, or where a stage has several the first. No collective."""
+        return self.roots[0]
 
     # ------------------------------------------------------------ data
 
@@ -190,21 +188,21 @@ class TrainingModule:
         Errors: AutoparError for missing or unknown names, other shapes, and unreadable files.
         """
         if isinstance(state, str | Path):
-            self._unloaded -= load_files(self.leaves, self.mesh, Path(state))
+            self._unloaded -= load_files(self._catalogue, self.mesh, Path(state))
         else:
-            self._unloaded -= weights.load_weights(self.leaves, self.mesh, state)
+            self._unloaded -= weights.load_weights(self._catalogue, self.mesh, state)
 
     def load_from_rank0(self, model: nn.Module | None) -> None:
         """Takes rank 0's weights, one tensor at a time; other ranks may pass None.
 
         Errors: AutoparError, on every rank, where rank 0's model doesn't fit or is on meta.
         """
-        weights.load_from_rank0(self.leaves, self.mesh, model)
+        weights.load_from_rank0(self._catalogue, self.mesh, model)
         self._unloaded.clear()
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on every rank under the plain model's names, tied names included."""
-        return weights.full_state_dict(self.leaves, self.mesh)
+        return weights.full_state_dict(self._catalogue, self.mesh)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -241,9 +239,16 @@ class TrainingModule:
     # ------------------------------------------------------------ inside
 
     def _open_groups(self) -> None:
-        """Opens what sums and gathers of parameters need; the same list on every rank."""
-        for leaf in self.leaves:
-            self.mesh.open([tuple(leaf.declaration.axes), sum_axes(leaf, self.mesh)])
+        """Opens what sums and gathers of parameters need."""
+        wanted = [
+            axes
+            for leaf in self.leaves
+            for axes in (tuple(leaf.declaration.axes), sum_axes(leaf, self.mesh))
+        ]
+        if self.program.stages is None:
+            self.mesh.open(wanted)  # the same list on every rank
+        else:
+            self.mesh.open_together(wanted)
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         named = [(leaf.name, leaf.value) for leaf in self.leaves if leaf.declaration.trainable]
@@ -256,20 +261,31 @@ class TrainingModule:
             self.leaves,
             self.mesh,
             self.optimizer,
-            tuple(self.model.kept_state.values()),
+            tuple(kept for root in self.roots for kept in root.kept_state.values()),
             self.random,
-            self.data_parallel_rank,
-            self.data_parallel_size,
+            *self._stream,
             self.steps,
+            self._catalogue,
         )
 
+    @property
+    def _stream(self) -> tuple[int, int]:
+        """Which stream of random numbers this rank draws from, of how many: one for each share of
+        the batch, on each stage."""
+        stages = self.program.stages
+        if stages is None:
+            return self.data_parallel_rank, self.data_parallel_size
+        group = self.mesh[stages.axis]
+        index = group.rank * self.data_parallel_size + self.data_parallel_rank
+        return index, group.size * self.data_parallel_size
+
     def _random_stream(self, seed: int | None) -> RandomStream:
-        """Ranks that share samples draw the same masks, data ranks different ones."""
+        """Ranks that share samples and layers draw the same masks, others different ones."""
         given = torch.initial_seed() if seed is None else seed
         base = torch.tensor(given % 2**62, device=self.mesh.device)
         if self.mesh.world.size > 1:
             dist.broadcast(base, src=0, group=self.mesh.world.process_group)
-        return RandomStream(int(base) + self.data_parallel_rank, self.mesh.device)
+        return RandomStream(int(base) + self._stream[0], self.mesh.device)
 
     def _microbatches(self, local_batch: Any) -> list[tuple[Tensor, ...]]:
         self._need_values()
@@ -285,7 +301,7 @@ class TrainingModule:
         if not self.program.defines("counts"):
             return ()
         with torch.no_grad():
-            rows = [self.model.counts(*piece) for piece in pieces]
+            rows = [self.roots[0].counts(*piece) for piece in pieces]
         dtypes = [count.dtype for count in rows[0]]
         # float64 is exact for integers up to 2^53.
         sums = torch.stack([torch.stack(row).double() for row in rows]).sum(0)

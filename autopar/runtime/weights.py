@@ -23,7 +23,8 @@ def load_weights(
     """
     found = matched(leaves, state.keys())
     for name, leaf in found.items():
-        leaf.store(mesh, state[name])
+        if leaf.here:
+            leaf.store(mesh, state[name])
     return {leaf.name for leaf in found.values()}
 
 
@@ -67,7 +68,22 @@ def load_from_rank0(leaves: Sequence[Leaf], mesh: ProcessMesh, model: nn.Module 
             whole = torch.empty(shape, dtype=dtype, device=mesh.device)
         if mesh.world.size > 1:
             dist.broadcast(whole, src=0, group=mesh.world.process_group)
-        leaf.store(mesh, whole)
+        if leaf.here:
+            leaf.store(mesh, whole)
+
+
+def full_gradients(leaves: Sequence[Leaf], mesh: ProcessMesh) -> dict[str, Tensor]:
+    """Whole gradients on every rank, of leaves that have one. A collective."""
+    has = torch.tensor([leaf.here and leaf.grad is not None for leaf in leaves]).int()
+    axes = {leaf.place.axis for leaf in leaves if leaf.place is not None}
+    has = has.to(mesh.device)
+    for axis in axes:  # no rank has all leaves
+        dist.all_reduce(has, dist.ReduceOp.MAX, group=mesh[axis].process_group)
+    return {
+        leaf.name: leaf.whole(mesh, leaf.grad if leaf.here else None)
+        for leaf, there in zip(leaves, has.tolist(), strict=True)
+        if there
+    }
 
 
 def full_state_dict(leaves: Sequence[Leaf], mesh: ProcessMesh) -> dict[str, Tensor]:
@@ -77,7 +93,7 @@ def full_state_dict(leaves: Sequence[Leaf], mesh: ProcessMesh) -> dict[str, Tens
     state = {}
     for leaf in leaves:
         if leaf.declaration.persistent:
-            whole = leaf.whole(mesh, leaf.value)
+            whole = leaf.whole(mesh, leaf.value if leaf.here else None)
             state.update(dict.fromkeys((leaf.name, *leaf.also), whole))
     return state
 

@@ -45,7 +45,7 @@ def load_files(leaves: Sequence[Leaf], mesh: ProcessMesh, path: Path) -> set[str
                 )
         with torch.no_grad():
             for name, leaf in found.items():
-                for piece in parts_of(leaf, mesh, leaf.value).pieces:
+                for piece in parts_of(leaf, mesh, leaf.value).pieces if leaf.here else ():
                     piece.view.copy_(_read(sources[name], name, piece))
     return {leaf.name for leaf in found.values()}
 

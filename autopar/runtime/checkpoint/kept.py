@@ -72,6 +72,8 @@ def open_kept(
         state, _, parameter = rest.partition("/")
         if section == SECTION and state not in drop_state:
             leaf = by_saved_name.get(parameter)
+            if leaf is not None and not leaf.here:
+                continue
             saved[state, leaf.name if leaf else parameter] = (name, tensor, leaf)
     here = {(one.name, one.parameter): one for one in kept}
     if unknown := sorted(saved.keys() - here.keys()):

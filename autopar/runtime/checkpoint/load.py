@@ -103,10 +103,11 @@ def _read_index(folder: Path) -> tuple[str, str]:
 def _opened(running: Running, path: Path, text: str, drop_state: Collection[str]) -> Opened:
     index = from_json(text, path)
     _check_names(index, drop_state)
-    by_saved_name = _match_weights(index, running.leaves)
+    by_saved_name = _match_weights(index, running.everywhere)
     parts = {
         f"{states.WEIGHT}/{name}": parts_of(leaf, running.mesh, leaf.value)
         for name, leaf in by_saved_name.items()
+        if leaf.here
     }
     kept = open_kept(index, running.kept, by_saved_name, running.mesh, drop_state)
     parts |= kept.parts

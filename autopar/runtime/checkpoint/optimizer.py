@@ -136,15 +136,15 @@ def restored(
     state: dict[Leaf, dict[str, Any]] = {}
     on_device = set()
     for name, saved in index.tensors.items():
-        if (found := _key_and_leaf(name, SECTION, by_saved_name)) is None:
+        if (found := _key_and_leaf(name, SECTION, by_saved_name)) is None or not found[1].here:
             continue
         key, leaf = found
         tensor, parts[name] = _empty(leaf, mesh, key, saved.shape, saved.dtype)
         state.setdefault(leaf, {})[key] = tensor
     for name, value in index.facts.items():
-        if (found := _key_and_leaf(name, VALUE, by_saved_name)) is not None:
+        if (found := _key_and_leaf(name, VALUE, by_saved_name)) is not None and found[1].here:
             state.setdefault(found[1], {})[found[0]] = decode(value)
-        if (found := _key_and_leaf(name, DEVICE, by_saved_name)) is not None:
+        if (found := _key_and_leaf(name, DEVICE, by_saved_name)) is not None and found[1].here:
             on_device.add((found[1], found[0]))
     options = tuple(
         _options(index.facts, number, group) for number, group in enumerate(optimizer.param_groups)
@@ -181,6 +181,8 @@ def _check_optimizer(
         section, _, saved_name = name.partition("/")
         if section == MEMBER:
             leaf = by_saved_name.get(saved_name)
+            if leaf is not None and not leaf.here:
+                continue
             there[leaf.name if leaf else saved_name] = number
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):

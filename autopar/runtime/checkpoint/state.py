@@ -35,8 +35,16 @@ class Running:
     kept: tuple[KeptState, ...]
     random: RandomStream
     data_rank: int
+    """Which stream of random numbers this rank draws from, of `data_size`."""
     data_size: int
     step: int
+    catalogue: tuple[Leaf, ...] = ()
+    """The leaves of all ranks: `leaves` are those of this one."""
+
+    @property
+    def everywhere(self) -> tuple[Leaf, ...]:
+        """All leaves of the program."""
+        return self.catalogue or self.leaves
 
 
 def collect(running: Running, kept: Mapping[str, Parts]) -> tuple[Mapping[str, Parts], Facts]:

@@ -1,0 +1,88 @@
+"""What choices come to where layers lie in stages: the time of a step, and each stage's memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autopar.planning.problem import Edge, PlanningProblem, Share, Stages
+
+
+@dataclass
+class Sums:
+    """What one stage comes to, added up."""
+
+    seconds: float = 0.0
+    step_seconds: float = 0.0
+    resident_bytes: int = 0
+    held_bytes: list[int] = field(default_factory=list)
+    transient: dict[str, int] = field(default_factory=dict)
+
+    def add(self, share: Share, group: str) -> None:
+        self.seconds += share.seconds
+        self.step_seconds += share.step_seconds
+        self.resident_bytes += share.resident_bytes
+        for chunk, size in enumerate(share.held_bytes):
+            self.held_bytes[chunk] += size
+        self.transient[group] = self.transient.get(group, 0) + share.transient_bytes
+
+    def memory_bytes(self, in_flight: Sequence[Sequence[int]]) -> int:
+        """The most that the stage holds."""
+        held = max(
+            sum(n * size for n, size in zip(counts, self.held_bytes, strict=True))
+            for counts in in_flight
+        )
+        return self.resident_bytes + held + max(self.transient.values(), default=0)
+
+
+def empty(stages: Stages) -> tuple[Sums, ...]:
+    """Nothing yet, for each stage."""
+    return tuple(Sums(held_bytes=[0] * len(counts[0])) for counts in stages.in_flight)
+
+
+def step_seconds(stages: Stages, sums: Sequence[Sums]) -> float:
+    """The time of a step."""
+    each = [one.seconds for one in sums]
+    late = max(one.step_seconds for one in sums)
+    return stages.per_slowest * max(each) + stages.per_stage * sum(each) + late
+
+
+def lower_bound(problem: PlanningProblem) -> float:
+    """Each slot's fastest choice on every stage, conversions free."""
+    assert problem.stages is not None
+    sums = base_sums(problem)
+    for slot in problem.slots:
+        for stage, one in enumerate(sums):
+            found = [[s for s in c.shares if s.stage == stage] for c in slot.choices]
+            one.seconds += min(sum(s.seconds for s in shares) for shares in found)
+            one.step_seconds += min(sum(s.step_seconds for s in shares) for shares in found)
+    return step_seconds(problem.stages, sums)
+
+
+def base_sums(problem: PlanningProblem) -> tuple[Sums, ...]:
+    """What is there whatever is chosen."""
+    assert problem.stages is not None
+    sums = empty(problem.stages)
+    for share in problem.base_shares:
+        sums[share.stage].add(share, "")
+    return sums
+
+
+def evaluate_stages(
+    problem: PlanningProblem, choices: Sequence[int], conversions: Sequence[tuple[Edge, int, int]]
+) -> tuple[float, int]:
+    """Seconds and bytes of one choice per slot, with the conversions that it makes."""
+    stages = problem.stages
+    assert stages is not None
+    sums = base_sums(problem)
+    for slot, c in zip(problem.slots, choices, strict=True):
+        for share in slot.choices[c].shares:
+            sums[share.stage].add(share, slot.group)
+    for edge, made, needed in conversions:
+        seconds = edge.seconds[made][needed]
+        assert seconds is not None
+        size = edge.resident_bytes[made][needed]
+        times = (0.0, seconds) if edge.once else (seconds, 0.0)
+        sums[edge.stage].add(Share(edge.stage, *times, size), "")
+    memory = max(
+        one.memory_bytes(counts) for one, counts in zip(sums, stages.in_flight, strict=True)
+    )
+    return step_seconds(stages, sums), memory
