@@ -159,16 +159,18 @@ def float32_raised() -> Iterator[None]:
 
         return call
 
-    plain = (torch.Tensor.float, torch.Tensor.to, nn.functional.softmax)
+    plain = (torch.Tensor.float, torch.Tensor.to, nn.functional.softmax, torch.Tensor.type)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
     torch.Tensor.to = raised(plain[1])  # type: ignore[method-assign]
     nn.functional.softmax = raised(plain[2])
+    torch.Tensor.type = raised(plain[3])  # type: ignore[method-assign]
     try:
         yield
     finally:
         torch.Tensor.float = plain[0]  # type: ignore[method-assign]
         torch.Tensor.to = plain[1]  # type: ignore[method-assign]
         nn.functional.softmax = plain[2]
+        torch.Tensor.type = plain[3]  # type: ignore[method-assign]
 
 
 def _raised(value: Any) -> Any:

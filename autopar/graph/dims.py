@@ -95,7 +95,7 @@ def _apply(
         return OpDims([callee.dims[out][0] for out in callee.outputs])
     if kind is not None:
         try:
-            return RULES[kind](node, dims)
+            return _with_births(node, kind, RULES[kind](node, dims), dims)
         except FactorError as error:
             why = str(error)
     else:
@@ -105,6 +105,23 @@ def _apply(
     if code is not None:
         what = f"the layer's own code runs, {code.where} can't be exported ({code.why})"
     return _opaque(node, dims, what, opaque)
+
+
+MADE_LOCALLY = frozenset({"constant"})
+"""Classes of ops that make a rank's part of a dim that no input has as easily as the whole dim."""
+
+
+def _with_births(node: torch.fx.Node, kind: str, found: OpDims, dims: KnownDims) -> OpDims:
+    """A dim that no input carries is made whole by the op that makes it (padding, counts, every
+    n-th element), whatever its rule says."""
+    if kind in MADE_LOCALLY or op_name(node) in ("expand", "repeat_interleave"):
+        return found
+    given = {f for n in node.all_input_nodes for t in dims.get(n, ()) for d in t for f in leaves(d)}
+    for tensor in found.out:
+        for dim in tensor:
+            born = [f for f in leaves(dim) if f not in given]
+            found.blocked.extend(([f], f"{op_name(node)} makes it whole") for f in born)
+    return found
 
 
 def _opaque(node: torch.fx.Node, dims: KnownDims, what: str, opaque: dict[str, str]) -> OpDims:

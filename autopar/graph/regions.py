@@ -16,7 +16,7 @@ from autopar.capture.captured import CapturedGraph
 from autopar.capture.opaque_code import code_of
 from autopar.graph.batch_mixing import has_pairs, share_makers
 from autopar.graph.dims import BlockDims
-from autopar.graph.factors import Factor, leaves, resolve
+from autopar.graph.factors import Factor, Product, leaves, resolve
 from autopar.graph.flags import Flags
 from autopar.graph.model_graph import STREAM
 from autopar.graph.ops import VIEW_CLASSES, arguments, class_of, is_tensor, op_name, shape_of
@@ -132,9 +132,25 @@ class BlockRegions:
             if why:
                 blocked = f"{why} ({node.name})"
                 break
+        if not blocked:
+            blocked = self._partly_fused(leaf, nodes)
         if not blocked and not internal:
             blocked = self._misplaced(leaf, nodes, name)
         return Dim(leaf.name, leaf.size, role, internal, blocked)
+
+    def _partly_fused(self, leaf: Factor, nodes: list[torch.fx.Node]) -> str:
+        """Why a dim that only some rows of a fused weight have can't be split, or "": the other
+        rows would be the same on every rank, each with a part of their gradient."""
+        for node in nodes:
+            for n in node.all_input_nodes:
+                if n.name not in self.captured.params:
+                    continue
+                for dim in self.known.dims[n][0]:
+                    if _in_some_segments(dim, leaf):
+                        return (
+                            f"only a part of the fused weight {self.captured.params[n.name]} has it"
+                        )
+        return ""
 
     def _misplaced(self, leaf: Factor, nodes: list[torch.fx.Node], name: str) -> str:
         """Why a carried dim can't be cut at the region's boundary, or ""."""
@@ -188,6 +204,15 @@ def _drops(node: torch.fx.Node) -> bool:
     if name == "dropout":
         return bool(arguments(node)["p"] > 0)
     return name == "scaled_dot_product_attention" and arguments(node)["dropout_p"] > 0
+
+
+def _in_some_segments(dim: Product, leaf: Factor) -> bool:
+    for factor in resolve(dim):
+        if factor.segments is not None and leaf in leaves([factor]):
+            having = [leaf in leaves(segment) for segment in factor.segments]
+            if not all(having) or any(_in_some_segments(s, leaf) for s in factor.segments):
+                return True
+    return False
 
 
 def not_major(regions: BlockRegions, node: torch.fx.Node, leaf: Factor) -> bool:
