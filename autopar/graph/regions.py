@@ -162,6 +162,10 @@ class BlockRegions:
             for n in crossing:
                 if not self.weight(n) and not_major(self, n, leaf):
                     return f"it is not the major part of a dim of {n.name}"
+        if name == STREAM:  # also what it only passes on
+            for n in (*self.known.inputs, *self.known.outputs):
+                if not self.weight(n) and not_major(self, n, leaf):
+                    return f"it is not the major part of a dim of {n.name}"
         return ""
 
     def _params(self, name: str) -> tuple[ParamInfo, ...]:
