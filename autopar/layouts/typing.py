@@ -185,8 +185,10 @@ def _output_names(block: Block, name: str) -> set[str]:
 
 def boundary_layout(value: Value, stream: Candidate, setting: Setting) -> Layout:
     """The layout in which a value crosses a block's boundary: what the block's stream says; for
-    values without a gradient, only the batch is split, over the data axes."""
-    carried = set(names(value.dims))
+    values without a gradient, only the batch is split, over the data axes. What has a dim twice (a
+    bias of queries and keys) isn't split along it."""
+    every = list(names(value.dims))
+    carried = {name for name in every if every.count(name) == 1}
     if not value.needs_grad:
         return input_layout(value, setting)
     layout = Layout()
