@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from autopar.capture import Capture, CapturedGraph, capture, reference_loss
+from autopar.capture.gradients import is_layer
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -38,7 +39,7 @@ def run_graph(
             env[node] = named[node.name]
         elif node.op == "output":
             return list(args[0])
-        elif node.target is torch.ops.autopar.layer.default:
+        elif is_layer(node):  # the op exists only once a layer was called
             assert layer is not None and len(args) == 2
             env[node] = layer(*args)
         else:
