@@ -255,7 +255,20 @@ def find_regions(
             regions.owner.setdefault(node.name, STREAM)
     _absorb_shares(regions)
     _absorb_orders(regions, ops)
+    _join_outputs(regions, ops)
     return regions
+
+
+def _join_outputs(regions: BlockRegions, ops: list[torch.fx.Node]) -> None:
+    """The outputs of an op with several are in its region: no layout lies between."""
+    for node in ops:
+        if op_name(node) == "getitem" and not _of_layer(node):
+            source = node.args[0]
+            assert isinstance(source, torch.fx.Node)
+            if source.name in regions.owner:
+                regions.owner[node.name] = regions.owner[source.name]
+            else:
+                regions.owner.pop(node.name, None)
 
 
 def _mixes_samples(regions: BlockRegions, node: torch.fx.Node, grad: bool) -> bool:

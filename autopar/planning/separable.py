@@ -6,7 +6,7 @@ split over a trial axis, and no activation with a gradient may change its type o
 
 from collections.abc import Iterable
 
-from autopar.graph.model_graph import ModelGraph
+from autopar.graph.model_graph import ModelGraph, Value
 from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Setting, names
@@ -51,18 +51,24 @@ def why_inseparable(model: ModelGraph) -> str | None:
 
 def _batch_statistics(model: ModelGraph) -> str | None:
     """An op that takes the whole batch in within itself, or makes numbers for all of it."""
+    found: list[tuple[int, str]] = []
     for block in model.blocks:
         for name, op in block.ops.items():
-            if op.kind == "batch_norm" and "batch" in op.closed:
-                return f"{name} of {block.name} takes its statistics over the whole batch"
-            if op.kind == "buffer_update":
-                return f"{name} of {block.name} changes a buffer, once a batch"
+            where = f"{name} of {block.name}"
             value = block.values.get(name)
-            if op.kind != "constant" or value is None or value.from_batch:
-                continue
-            if "batch" in names(value.dims):
-                return f"{name} of {block.name} numbers the samples of the whole batch"
+            if op.kind == "batch_norm" and "batch" in op.closed:
+                found.append((0, f"{where} takes its statistics over the whole batch"))
+            elif op.kind == "buffer_update":
+                found.append((1, f"{where} changes a buffer, once a batch"))
+            elif op.kind == "constant" and value is not None and _numbers_samples(value):
+                found.append((2, f"{where} numbers the samples of the whole batch"))
+    if found:
+        return min(found, key=lambda one: one[0])[1]
     return None
+
+
+def _numbers_samples(value: Value) -> bool:
+    return not value.from_batch and "batch" in names(value.dims)
 
 
 def _exchanged(flows: Iterable[Flow]) -> str | None:
