@@ -31,6 +31,11 @@ class Cut:
         """How many parts there are."""
         return len(self.layers)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many layers each part has: what makes the cut of one skeleton."""
+        return tuple(len(paths) for paths in self.layers)
+
     def part_of(self, path: str) -> int:
         """The part that holds a layer."""
         return next(p for p, paths in enumerate(self.layers) if path in paths)

@@ -1,7 +1,7 @@
 """One outer candidate: its regions' candidates, or the reason why it can't run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
@@ -73,6 +73,12 @@ def open_setting(
     if isinstance(kept, str):
         return Dropped(setting, kept)
     return Outer(setting, refine_setting(setting, factors), kept)
+
+
+def with_schedule(outer: Outer, asked: Setting) -> Outer:
+    """The same candidates under another schedule."""
+    setting = replace(outer.setting, schedule=asked.schedule)
+    return replace(outer, asked=asked, setting=setting)
 
 
 def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str | None:

@@ -40,7 +40,7 @@ class Pricer:
     candidates: RegionCandidates
     state_ratio: float
     typings: dict[tuple[int, Candidate], RegionTyping] = field(default_factory=dict)
-    bills: dict[tuple[int, Candidate, int | None], Bill] = field(default_factory=dict)
+    bills: dict[tuple[int, Candidate, object], Bill] = field(default_factory=dict)
     conversions: dict[tuple[int, str, Layout, Layout], float | None] = field(default_factory=dict)
 
     def problem(self, limit_bytes: int) -> PlanningProblem:
@@ -72,6 +72,10 @@ class Pricer:
             self.covers(),
         )
 
+    def at(self, setting: Setting) -> "Pricer":
+        """The same under another schedule, on which no price of an effect depends."""
+        return replace(self, setting=setting)
+
     def covers(self) -> tuple[Cover, ...]:
         """Every axis of the mesh is there to be used; that of the stages is."""
         schedule = self.setting.schedule
@@ -91,7 +95,7 @@ class Pricer:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part
         has of it."""
         block = self.block(path)
-        key = (id(block), candidate, None if here is None else here.part)
+        key = (id(block), candidate, None if here is None else (here.cut.counts, here.part))
         if key not in self.bills:
             typing = self.typing(block, candidate)
             effects = region_effects(

@@ -1,6 +1,6 @@
 """The outer search: every mesh and microbatch count, cheapest bound first, an ILP for each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import ClusterSpec
@@ -11,14 +11,14 @@ from autopar.layouts.stages import Cut
 from autopar.planning.cuts import cuts
 from autopar.planning.ilp import lower_bound, solve
 from autopar.planning.meshes import axes_in_order, settings
-from autopar.planning.outer import Dropped, Outer, check_layers, open_setting
+from autopar.planning.outer import Dropped, Outer, check_layers, open_setting, with_schedule
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
-from autopar.planning.stage_price import StagePricer
+from autopar.planning.stage_price import StagePricer, schedule_bound
 from autopar.plugin import CostModel, Refusal, Strategy
 from autopar.summary import size
 
@@ -37,11 +37,11 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Tried:
-    """One outer candidate and what came of it."""
+    """One outer candidate and what came of it. `problem` None: pruned before a cut was chosen."""
 
     outer: Outer
     pricer: Pricer
-    problem: PlanningProblem
+    problem: PlanningProblem | None
     bound_s: float
     cut: Cut | None = None
     result: Solution | Infeasible | None = None
@@ -82,37 +82,68 @@ def search(
     layers = len(model.layers)
     sizes = (pins.axes, pins.microbatches, model.batch_size, layers)
     for asked in settings(axes, cluster.devices, *sizes):
+        alike: dict[bool, Outer | Dropped] = {}
         for setting in scheduled(asked, strategies, pins, layers):
             if isinstance(setting, Refusal):
                 dropped.append(Dropped(asked, setting.reason))
                 continue
-            outer = open_setting(model, setting, strategies, pins, inseparable)
+            # What a schedule allows depends on how it makes gradients alone.
+            kind = setting.schedule is not None and setting.schedule.table.splits_backward
+            if kind not in alike:
+                alike[kind] = open_setting(model, setting, strategies, pins, inseparable)
+            outer = alike[kind]
             if isinstance(outer, Dropped):
-                dropped.append(outer)
+                dropped.append(replace(outer, setting=setting))
                 continue
+            outer = with_schedule(outer, setting)
             prices = Prices(cost_models, outer.setting.mesh, cluster)
             pricer = Pricer(model, outer.setting, prices, outer.candidates, options.state_ratio)
-            found = _priced(outer, pricer, options.limit_bytes)
-            if isinstance(found, Dropped):
-                dropped.append(found)
-            else:
-                opened += found
+            same = [t.pricer for t in opened if t.outer.candidates is outer.candidates]
+            opened.append(_opened(outer, same[0].at(outer.setting) if same else pricer, options))
     if not opened:
         raise _nothing_legal(cluster, pins, dropped)
-    return _choose(model, opened, dropped, options, inseparable)
+    return _choose(
+        *(model, opened, dropped, options, inseparable),
+        lambda: _nothing_legal(cluster, pins, dropped),
+    )
 
 
-def _priced(outer: Outer, pricer: Pricer, limit_bytes: int) -> list[Tried] | Dropped:
-    """The setting as a problem; with each cut that is tried, where layers lie in stages."""
-    if outer.setting.schedule is None:
-        problem = pricer.problem(limit_bytes)
-        return [Tried(outer, pricer, problem, lower_bound(problem))]
+def _opened(outer: Outer, pricer: Pricer, options: SearchOptions) -> Tried:
+    """The setting as a problem; where layers lie in stages, only its bound: the problem needs a cut
+    of the layers."""
+    if outer.setting.schedule is not None:
+        return Tried(outer, pricer, None, schedule_bound(pricer))
+    problem = pricer.problem(options.limit_bytes)
+    return Tried(outer, pricer, problem, lower_bound(problem))
+
+
+def _with_cuts(one: Tried, limit_bytes: int) -> list[Tried] | Dropped:
+    """A candidate as problems: one for each cut that is tried."""
+    if one.problem is not None:
+        return [one]
     try:
-        tried = cuts(pricer, limit_bytes)
+        tried = cuts(one.pricer, limit_bytes)
     except AutoparError as error:
-        return Dropped(outer.asked, str(error))
-    problems = [(StagePricer(pricer, cut).problem(limit_bytes), cut) for cut in tried]
-    return [Tried(outer, pricer, p, lower_bound(p), cut) for p, cut in problems]
+        return Dropped(one.outer.asked, str(error))
+    problems = [(StagePricer(one.pricer, cut).problem(limit_bytes), cut) for cut in tried]
+    return [
+        replace(one, problem=problem, cut=cut, bound_s=max(one.bound_s, lower_bound(problem)))
+        for problem, cut in problems
+    ]
+
+
+def _solved(one: Tried, options: SearchOptions, best_s: float | None) -> Tried:
+    """The candidate with its answer, unless its bound is no better than the best so far."""
+    if best_s is not None and one.bound_s >= best_s:
+        return one
+    assert one.problem is not None
+    result = solve(
+        one.problem,
+        solver=options.solver,
+        gap=options.gap,
+        time_limit_s=options.time_limit_s,
+    )
+    return replace(one, result=result)
 
 
 def _choose(
@@ -121,6 +152,7 @@ def _choose(
     dropped: list[Dropped],
     options: SearchOptions,
     inseparable: str | None,
+    nothing: Callable[[], AutoparError],
 ) -> Found:
     best: tuple[Solution, Tried] | None = None
     tried = []
@@ -128,15 +160,18 @@ def _choose(
         if best is not None and one.bound_s >= best[0].seconds:
             tried.append(one)
             continue
-        result = solve(
-            one.problem,
-            solver=options.solver,
-            gap=options.gap,
-            time_limit_s=options.time_limit_s,
-        )
-        tried.append(replace(one, result=result))
-        if isinstance(result, Solution) and (best is None or result.seconds < best[0].seconds):
-            best = (result, one)
+        found = _with_cuts(one, options.limit_bytes)
+        if isinstance(found, Dropped):
+            dropped.append(found)
+            continue
+        for each in found:
+            done = _solved(each, options, None if best is None else best[0].seconds)
+            tried.append(done)
+            result = done.result
+            if isinstance(result, Solution) and (best is None or result.seconds < best[0].seconds):
+                best = (result, done)
+    if best is None and not tried:
+        raise nothing()
     if best is None:
         raise _nothing_fits(tried, options.limit_bytes)
     solution, winner = best

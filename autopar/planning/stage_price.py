@@ -243,3 +243,17 @@ class StagePricer:
                 for edge in unit_edges({path: slots}, call_s):
                     stage = part % self.schedule.table.stages
                     yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
+
+
+def schedule_bound(pricer: Pricer) -> float:
+    """No cut of the layers is faster: the stages together have at least all the work, each region
+    by its fastest choice, and the slowest has at least its share."""
+    setting = pricer.setting
+    assert setting.schedule is not None
+    table, each_s, once_s = setting.schedule.table, 0.0, 0.0
+    for (path, _), candidates in pricer.candidates.items():
+        bills = [pricer.bill(path, candidate) for candidate in candidates]
+        each_s += min(bill.seconds - bill.step_s for bill in bills) / setting.microbatches
+        once_s += min(bill.step_s for bill in bills)
+    pace = table.per_slowest / table.stages + table.per_stage
+    return pace * each_s + once_s / table.stages
