@@ -1,11 +1,20 @@
 """Layers in stages: the emitted program against the plain model, on four processes."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import edits
 import pytest
-from equality import STAGED, Comparison, compiled, run
-from models import Job, deep_classifier, float32_raised, gpt2, llama
+import torch
+from equality import STAGED, Comparison, Edit, compiled, edited, run
+from models import Job, classifier, deep_classifier, float32_raised, gpt2, llama
 from pool import Pool
+
+import autopar
+from autopar.runtime import run_program, training
+from autopar.runtime.leaves import Place
 
 TOLERANCE = 1e-9
 MODELS: dict[str, Callable[[], Job]] = {
@@ -52,3 +61,267 @@ def test_equality(pool4: Pool, model: str, case: str) -> None:
         assert isinstance(comparison, Comparison)
         assert comparison.worst <= TOLERANCE, comparison
         assert comparison.counted == comparison.planned
+
+
+# ---------------------------------------------------------------- faults
+
+
+def run_edited(model: str, case: str, edits: tuple[Edit, ...]) -> Comparison:
+    """A task for the pool: a case with its source edited."""
+    with float32_raised():
+        job = MODELS[model]()
+        return run(job, edited(compiled(job, case), edits))
+
+
+IMPORT = r"\nimport torch\n"
+WITHOUT = "\nimport torch\nfrom test_stages import {0}\n{0}()\n"
+Fault = tuple[str, str, tuple[Edit, ...], str, str]
+"""Model, case, edits of the source, and what must turn red and stay green (as in test_faults)."""
+FAULTS: dict[str, Fault] = {
+    "tied weights: each stage keeps its own gradient": (
+        *("gpt2_uneven", "pp2_tp2"),
+        (Edit(IMPORT, WITHOUT.format("leave_shared_gradients")),),
+        *(r"transformer\.wte\.weight|norm|weights", r"loss|.*h\.\d.*"),
+    ),
+    "tied weights: counted on both stages": (
+        *("gpt2_uneven", "pp2_tp2"),
+        (Edit(IMPORT, WITHOUT.format("count_everywhere")),),
+        *(r"norm|weights", r"loss|transformer.*"),
+    ),
+    "a layer run twice": (
+        *("llama_uneven", "pp2_tp2"),
+        (Edit(r"for i in range\(0, 2\):", "for i in (0, 0, 1):"),),
+        *(r"loss|norm|weights", ""),
+    ),
+    "the loss of one stage alone": (
+        *("mlp", "pp4_1f1b"),
+        (Edit(r'LOSS_SUMS = \("pp",\)', "LOSS_SUMS = ()"),),
+        *(r"loss", r"norm|layers.*"),
+    ),
+    "backwards that start from a mean over microbatches": (
+        *("mlp", "pp4_1f1b"),
+        (Edit(r"div = loss_sum / counts\[0\]", "div = loss_sum / counts[0] / 4"),),
+        *(r"loss|norm|layers.*", ""),
+    ),
+}
+
+
+def leave_shared_gradients() -> None:
+    """Replaces the sum over stages by nothing, in this process, until the program is closed."""
+    _replace_until_close(training, "sum_shared", lambda leaves, mesh: None)
+
+
+def count_everywhere() -> None:
+    """Every copy of a tensor counts in the norm."""
+    _replace_until_close(Place, "first", True)
+
+
+def _replace_until_close(where: Any, name: str, new: Any) -> None:
+    old, close = vars(where).get(name), training.TrainingModule.close
+    setattr(where, name, new if where is not Place else property(lambda self: True, _ignore))
+
+    def closing(self: training.TrainingModule) -> None:
+        if old is None:
+            delattr(where, name)
+        else:
+            setattr(where, name, old)
+        training.TrainingModule.close = close  # type: ignore[method-assign]
+        close(self)
+
+    training.TrainingModule.close = closing  # type: ignore[method-assign]
+
+
+def _ignore(self: Any, value: Any) -> None:
+    """Sets nothing."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_seen(pool4: Pool, fault: str) -> None:
+    model, case, edits, red, green = FAULTS[fault]
+    found = pool4.run(run_edited, model, case, edits)
+    assert all(isinstance(one, Comparison) for one in found)
+    errors = {part: max(one.errors[part] for one in found) for part in found[0].errors}
+    assert max(errors.values()) > 1e-6
+    for part, error in errors.items():
+        if re.fullmatch(red, part):
+            assert error > 1e-6, (part, errors)
+        elif re.fullmatch(green, part):
+            assert error <= TOLERANCE, (part, errors)
+
+
+def test_another_schedule_gives_the_same(pool4: Pool) -> None:
+    """What a stage does first changes no number."""
+    edit = Edit(r"one_forward_one_backward", "gpipe", 2)
+    for comparison in pool4.run(run_edited, "gpt2", "pp4_1f1b", (edit,)):
+        assert comparison.worst <= TOLERANCE
+
+
+# ---------------------------------------------------------------- edited plans
+
+
+def moved(plan: autopar.Plan) -> autopar.Plan:
+    """The second layer on the other stage."""
+
+    def move(data: Any) -> None:
+        first, second = data["schedule"]["parts"]
+        if len(first) == 1:
+            first.append(second.pop(0))
+        else:
+            second.insert(0, first.pop())
+
+    return edits.edited(plan, move)
+
+
+def compare_moved(model: str, case: str) -> Comparison:
+    """A task for the pool: a plan whose cut was changed by hand."""
+    with float32_raised():
+        job = MODELS[model]()
+        made = compiled(job, case)
+        plan = moved(made.plan)
+        again = autopar.emit(
+            *(job.model, plan),
+            loss=job.loss,
+            optimizer=made.optimizer,
+            clip_norm=made.clip_norm,
+        )
+        assert again.plan.schedule is not None and plan.schedule is not None
+        assert again.plan.schedule.parts == plan.schedule.parts != made.plan.schedule.parts  # type: ignore[union-attr]
+        return run(job, again)
+
+
+def test_layers_moved_by_hand(pool4: Pool) -> None:
+    for comparison in pool4.run(compare_moved, "gpt2_uneven", "pp2_tp2"):
+        assert comparison.worst <= TOLERANCE, comparison
+        assert comparison.counted == comparison.planned
+
+
+def _schedule(**changes: Any) -> Any:
+    return lambda data: data["schedule"].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda data: data["schedule"]["parts"][0].pop(), "must hold every layer once"),
+        (lambda data: data["schedule"]["parts"].reverse(), "must hold every layer once"),
+        (_schedule(name="2f2b"), "no strategy at hand offers the plan's schedule 2f2b"),
+        (_schedule(axis="dp"), "no strategy at hand offers the plan's schedule 1f1b"),
+        (_schedule(options={"stages": 2, "microbatches": 8}), "microbatches 8.*: there are gpipe"),
+        (lambda data: data.update(schedule=None), "the plan has pp = 2, but no schedule"),
+    ],
+)
+def test_an_illegal_edit_is_an_error(edit: Any, message: str) -> None:
+    job = MODELS["gpt2_uneven"]()
+    plan = edits.edited(compiled(job, "pp2_tp2").plan, edit)
+    with pytest.raises(autopar.AutoparError, match=message):
+        autopar.emit(job.model, plan)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ({"pp": 4}, "3 repeated layers are too few for 4 stages along pp"),
+        ({"pp": 2, "schedule": "2f2b"}, "no schedule '2f2b' for it: there are gpipe, 1f1b, zero"),
+        ({"pp": 1, "schedule": "1f1b"}, "the schedule '1f1b' is pinned, but pp has size 1"),
+        ({"pp": 2, "pipeline": False}, "'pipeline' is off, but pp = 2"),
+        ({"pp": 2, "schedule": "interleaved"}, "3 repeated layers are too few for 2 stages of 2"),
+        (
+            {"pp": 2, "dp": 2, "zero": 3, "schedule": "zero_bubble"},
+            r"'zero' is pinned, but legal in no region.*FSDP2 \(zero 3\) has then freed",
+        ),
+        ({"schedule": 1}, "pin 'schedule': 1 is not the name of a schedule"),
+        ({"pp": 2, "pipeline": {"chunks": 1}}, "chunks 1: an interleaved stage has at least 2"),
+        ({"pp": 2, "pipeline": "2f2b"}, "there is no schedule '2f2b': there are gpipe, 1f1b"),
+    ],
+)
+def test_refusals(pin: dict[str, Any], message: str) -> None:
+    job = MODELS["gpt2_uneven"]()
+    with pytest.raises(autopar.AutoparError, match=message):
+        autopar.compile(job.model, "cpu:4", job.batch, pin={"microbatches": 4, **pin})
+
+
+def test_a_model_without_layers() -> None:
+    job = classifier()
+    with pytest.raises(autopar.AutoparError, match="0 repeated layers are too few for 2 stages"):
+        autopar.compile(job.model, "cpu:2", job.batch, loss=job.loss, pin={"pp": 2})
+
+
+# ---------------------------------------------------------------- checkpoints, dropout
+
+
+def across(source: str, targets: tuple[str, ...], folder: Path) -> float:
+    """A task for the pool: the largest difference of a loss after a load under another plan."""
+    with float32_raised():
+        job = MODELS["gpt2"]()
+        parallel = compiled(job, source).materialize()
+        local = parallel.shard_batch(job.batch)
+        for _ in range(2):
+            parallel.train_step(local)
+        parallel.save_checkpoint(folder / source)
+        saved = {name: tensor.clone() for name, tensor in parallel.full_state_dict().items()}
+        wanted = [parallel.train_step(local).loss.item() for _ in range(3)]
+        parallel.close()
+        worst = 0.0
+        for target in targets:
+            made = compiled(job, target)
+            again = training.TrainingModule(
+                run_program(made.source), optimizer=made.optimizer, clip_norm=made.clip_norm
+            )
+            again.load_checkpoint(folder / source)
+            state = again.full_state_dict()
+            assert all(torch.equal(state[name], tensor) for name, tensor in saved.items())
+            local = again.shard_batch(job.batch)
+            losses = [again.train_step(local).loss.item() for _ in range(3)]
+            worst = max(worst, *(abs(a - b) / b for a, b in zip(losses, wanted, strict=True)))
+            again.close()
+        return worst
+
+
+@pytest.mark.parametrize(
+    ("source", "targets"),
+    [
+        ("pp2_tp2", ("dp4", "pp4_1f1b", "pp2_dp2_zero3_interleaved")),
+        ("zero3_tp2", ("pp2_tp2", "pp2_dp2_zero1_zero_bubble")),
+    ],
+)
+def test_checkpoints_across_plans(
+    pool4: Pool, tmp_path: Path, source: str, targets: tuple[str, ...]
+) -> None:
+    """Saved under stages and loaded without, and the reverse: same weights, same losses."""
+    assert max(pool4.run(across, source, targets, tmp_path)) <= TOLERANCE
+
+
+def dropout_losses(folder: Path) -> tuple[list[float], list[float], float]:
+    """A task for the pool: losses of a run, of one that goes on from its checkpoint, and the loss
+    without dropout."""
+    job = gpt2(layers=4, dropout=0.2)
+    made = compiled(job, "pp2_dp2_zero1_1f1b")
+    parallel = made.materialize()
+    local = parallel.shard_batch(job.batch)
+    plain = parallel.evaluate(local).item()
+    parallel.train_step(local)
+    parallel.save_checkpoint(folder)
+    losses = [parallel.train_step(local).loss.item() for _ in range(3)]
+    parallel.close()
+    again = made.materialize()
+    again.load_checkpoint(folder)
+    resumed = [again.train_step(local).loss.item() for _ in range(3)]
+    again.close()
+    return losses, resumed, plain
+
+
+def test_dropout_goes_on_where_it_was(pool4: Pool, tmp_path: Path) -> None:
+    """Each stage and data rank has a stream of its own, and a checkpoint has all of them."""
+    found: list[Any] = pool4.run(dropout_losses, tmp_path)
+    for losses, resumed, plain in found:
+        assert losses == resumed and plain not in losses
+        assert (losses, plain) == (found[0][0], found[0][2])
+    streams = {key for file in tmp_path.rglob("*.json") for key in _keys(file) if "random/" in key}
+    assert {key.split("/")[1] for key in streams} == {"0", "1", "2", "3"}
+
+
+def _keys(file: Path) -> set[str]:
+    return set(re.findall(r'"(random/\d+/\w+)"', file.read_text(encoding="utf-8")))

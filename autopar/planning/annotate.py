@@ -118,7 +118,8 @@ def _conflicts(
         if strategy.name in makers:
             reason = strategy.conflict(candidate, region, setting.mesh, setting.schedule)
             if reason is not None:
-                refusals.setdefault(strategy.name, {})[reason] = None
+                for name in {strategy.name, *dict(candidate.made_by)}:
+                    refusals.setdefault(name, {})[reason] = None
                 return True
     return False
 

@@ -58,14 +58,19 @@ def add_stages(rows: "Rows", problem: PlanningProblem, kept: "Kept") -> None:
         _at_least(rows, f"slowest_{i:02}", slowest, one.seconds, of_base[0])
         _at_least(rows, f"late_{i:02}", late, one.step_seconds, of_base[1])
         peak = rows.variable(f"peak_{i:02}")
-        for g, sizes in enumerate(one.groups.values()):
-            _at_least(rows, f"transient_{i:02}_{g:04}", peak, sizes, 0.0)
+        for g, group in enumerate(dict.fromkeys((*one.base.transient, *one.groups))):
+            sizes, more = one.groups.get(group, []), one.base.transient.get(group, 0)
+            _at_least(rows, f"transient_{i:02}_{g:04}", peak, sizes, _grains(rows, more))
         for k, counts in enumerate(in_flight):
             held = [(v, f * counts[c]) for c, found in one.held.items() for v, f in found]
             terms = [*one.resident, *held, (peak, 1.0)]
-            size = one.base.memory_bytes([counts])
-            grains = math.ceil(size / scale.grain_bytes)
-            _at_least(rows, f"stage_{i:02}_{k:02}", most, terms, grains * scale.per_grain)
+            size = one.base.resident_bytes + one.base.held(counts)
+            _at_least(rows, f"stage_{i:02}_{k:02}", most, terms, _grains(rows, size))
+
+
+def _grains(rows: "Rows", size_bytes: int) -> float:
+    """Bytes that are there anyway, rounded up."""
+    return math.ceil(size_bytes / rows.scale.grain_bytes) * rows.scale.per_grain
 
 
 def _at_least(

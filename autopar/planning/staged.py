@@ -24,12 +24,13 @@ class Sums:
             self.held_bytes[chunk] += size
         self.transient[group] = self.transient.get(group, 0) + share.transient_bytes
 
+    def held(self, counts: Sequence[int]) -> int:
+        """The bytes of so many microbatches, by chunk."""
+        return sum(n * size for n, size in zip(counts, self.held_bytes, strict=True))
+
     def memory_bytes(self, in_flight: Sequence[Sequence[int]]) -> int:
         """The most that the stage holds."""
-        held = max(
-            sum(n * size for n, size in zip(counts, self.held_bytes, strict=True))
-            for counts in in_flight
-        )
+        held = max(self.held(counts) for counts in in_flight)
         return self.resident_bytes + held + max(self.transient.values(), default=0)
 
 
