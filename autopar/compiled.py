@@ -11,7 +11,7 @@ from torch import nn
 
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, OpaqueWarning
-from autopar.plan import Plan
+from autopar.plan import Plan, ScheduleChoice
 from autopar.runtime import TrainingModule, run_program
 from autopar.runtime.training import OptimizerFactory
 
@@ -91,10 +91,22 @@ LEGEND = (
 def headline(plan: Plan) -> tuple[str, ...]:
     """The lines that an emitted module's docstring has on its plan."""
     mesh = ", ".join(f"{axis} {size}" for axis, size in plan.axes.items())
+    stages = () if plan.schedule is None else (*_stages(plan.schedule), "")
     return (
         "",
         f"Plan: {mesh}; a global batch of {plan.batch_size} in {plan.microbatches} "
         f"microbatch{'es' if plan.microbatches > 1 else ''}. Change the plan, not this file.",
         "",
+        *stages,
         *LEGEND,
+    )
+
+
+def _stages(schedule: ScheduleChoice) -> tuple[str, ...]:
+    return (
+        f"The layers lie in stages along {schedule.axis}, run by {schedule.name}: see SCHEDULE at "
+        "the end. Each",
+        "root class is what a stage holds: its forward takes what the one before returned, beside",
+        "its own inputs of the batch, and the runtime sends gradients back the same way. A weight",
+        "that several stages declare is one: its gradients are summed over them once a step.",
     )

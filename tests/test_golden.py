@@ -1,4 +1,5 @@
-"""What GPT-2 and Llama under tensor and sequence parallelism on four processes come to, as files.
+"""What GPT-2 and Llama under tensor and sequence parallelism, and in stages, on four processes
+come to, as files.
 
 `pytest tests/test_golden.py --update-golden` writes them anew; read the diff before committing it.
 """
@@ -15,42 +16,49 @@ from typing import Any
 import pytest
 from clusters import cluster
 from equality import Comparison, compiled, run
-from models import MODELS, float32_raised, gpt2
+from models import MODELS, Job, float32_raised, gpt2
 from pool import Pool
 
 import autopar
 
 FOLDER = Path(__file__).parent / "golden"
-GOLDEN = ("gpt2", "llama")
+GOLDEN = ("gpt2_tp4_sequence", "llama_tp4_sequence", "llama_pp2_tp2")
 MOST_LINES = 400
 
 
-def module_file(model: str) -> Path:
-    """Where a model's emitted module lies."""
-    return FOLDER / f"{model}_tp4_sequence.module.py.txt"
+def module_file(name: str) -> Path:
+    """Where a case's emitted module lies."""
+    return FOLDER / f"{name}.module.py.txt"
 
 
-def plan_file(model: str) -> Path:
-    """Where a model's plan lies."""
-    return FOLDER / f"{model}_tp4_sequence.plan.json"
+def plan_file(name: str) -> Path:
+    """Where a case's plan lies."""
+    return FOLDER / f"{name}.plan.json"
 
 
 @pytest.fixture(params=GOLDEN)
-def model(request: pytest.FixtureRequest) -> str:
-    """Each model in turn."""
+def name(request: pytest.FixtureRequest) -> str:
+    """Each case in turn: model_case."""
     return str(request.param)
 
 
+def made(name: str) -> tuple[Job, autopar.Compiled]:
+    """A case as the compiler makes it now."""
+    model, _, case = name.partition("_")
+    job = MODELS[model]()
+    return job, compiled(job, case, cluster())
+
+
 @pytest.fixture
-def program(model: str, update_golden: bool) -> autopar.Compiled:
+def program(name: str, update_golden: bool) -> autopar.Compiled:
     """The case as the compiler makes it now; with --update-golden it is written to the files."""
     with float32_raised():
-        made = compiled(MODELS[model](), "tp4_sequence", cluster())
+        _, now = made(name)
     if update_golden:
         FOLDER.mkdir(exist_ok=True)
-        module_file(model).write_text(made.source, encoding="utf-8")
-        plan_file(model).write_text(made.plan.to_json(), encoding="utf-8")
-    return made
+        module_file(name).write_text(now.source, encoding="utf-8")
+        plan_file(name).write_text(now.plan.to_json(), encoding="utf-8")
+    return now
 
 
 def same(left: Any, right: Any) -> bool:
@@ -64,29 +72,29 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def test_module(program: autopar.Compiled, model: str) -> None:
-    golden = module_file(model).read_text(encoding="utf-8")
+def test_module(program: autopar.Compiled, name: str) -> None:
+    golden = module_file(name).read_text(encoding="utf-8")
     assert program.source == golden
     assert golden.count("\n") <= MOST_LINES
 
 
-def test_plan(program: autopar.Compiled, model: str) -> None:
-    golden = json.loads(plan_file(model).read_text(encoding="utf-8"))
+def test_plan(program: autopar.Compiled, name: str) -> None:
+    golden = json.loads(plan_file(name).read_text(encoding="utf-8"))
     assert same(json.loads(program.plan.to_json()), golden), program.plan.to_json()
 
 
-def execute(model: str, source: str) -> Comparison:
+def execute(name: str, source: str) -> Comparison:
     """A task for the pool: the golden file's source, not what the emitter would write now."""
     with float32_raised():
-        job = MODELS[model]()
-        return run(job, replace(compiled(job, "tp4_sequence", cluster()), source=source))
+        job, now = made(name)
+        return run(job, replace(now, source=source))
 
 
 @pytest.mark.usefixtures("program")
-def test_golden_module_is_right(pool4: Pool, model: str) -> None:
+def test_golden_module_is_right(pool4: Pool, name: str) -> None:
     """Executed on four processes it equals the plain model, with the plan's bytes."""
-    source = module_file(model).read_text(encoding="utf-8")
-    for comparison in pool4.run(execute, model, source):
+    source = module_file(name).read_text(encoding="utf-8")
+    for comparison in pool4.run(execute, name, source):
         assert isinstance(comparison, Comparison)
         assert comparison.worst <= 1e-9, comparison
         assert comparison.counted == comparison.planned
@@ -102,9 +110,9 @@ def test_every_weight_is_used_once(case: str) -> None:
     assert len(used) == 15 and set(used.values()) == {1}, used
 
 
-@pytest.mark.parametrize(("name", "case"), [("gpt2", "zero3"), ("gpt2", "dp4"), ("mlp", "dp4")])
-def test_imports_are_those_that_are_used(name: str, case: str) -> None:
-    tree = ast.parse(compiled(MODELS[name](), case).source)
+@pytest.mark.parametrize(("model", "case"), [("gpt2", "zero3"), ("gpt2", "dp4"), ("mlp", "dp4")])
+def test_imports_are_those_that_are_used(model: str, case: str) -> None:
+    tree = ast.parse(compiled(MODELS[model](), case).source)
     nodes = list(ast.walk(tree))
     imported = {
         alias.asname or alias.name

@@ -218,7 +218,7 @@ def _layer_lines(part: Part, class_of_path: Mapping[str, str]) -> list[str]:
         keys = [path.rpartition(".")[2] for path in paths]
         first = int(keys[0]) if keys[0].isdecimal() else 0
         follow = keys == [str(i) for i in range(first, first + len(keys))]
-        if follow and len(set(made)) == 1 and first:
+        if follow and len(set(made)) == 1 and first and len(made) > 1:
             layers = f"{{str(i): {made[0]}(mesh) for i in range({first}, {first + len(keys)})}}"
         elif not follow or first:
             pairs = (f'"{key}": {name}(mesh)' for key, name in zip(keys, made, strict=True))
@@ -307,7 +307,7 @@ def _facts(program: Program, parts: tuple[Part, ...]) -> list[str]:
 def _model(parts: tuple[Part, ...]) -> list[str]:
     if parts[0].here is None:
         return [f"MODEL = {parts[0].name}"]
-    return wrapped(f"MODEL = ({', '.join(part.name for part in parts)},)", 0)
+    return wrapped(f"MODEL = ({', '.join(part.name for part in parts)})", 0)
 
 
 def _groups(program: Program) -> list[str]:
