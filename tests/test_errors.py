@@ -197,21 +197,6 @@ def test_axis_that_nothing_can_use() -> None:
 # ---------------------------------------------------------------- the model
 
 
-def test_dropout_with_tensor_parallelism() -> None:
-    """Pinned it is an error; free planning keeps to the axes that split the batch, or
-    the layers."""
-    job = gpt2(dropout=0.1)
-    assert message(job, pin={"dp": 2, "tp": 2}) == (
-        "the model has dropout above 0 in training, and tp 2 would need random states per axis, "
-        "which autopar doesn't have yet: set the model's dropout to 0, or keep the axis at 1"
-    )
-    plan = planned(job).plan
-    assert plan.axes["tp"] == 1
-    refused = {tuple(other.mesh.values()): other.why for other in plan.alternatives}
-    assert "dropout above 0" in refused[1, 1, 4] and "dropout above 0" in refused[1, 2, 2]
-    assert "dropout above 0" in refused[2, 1, 2]
-
-
 def test_model_without_a_loss() -> None:
     job = classifier()
     assert message(Job(job.model, {"x": job.batch["x"]}, None)) == (

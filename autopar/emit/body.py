@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch.fx
 
 from autopar.capture.opaque_code import code_of
+from autopar.emit.dropout import masks_line
 from autopar.emit.names import Lengths, Names, wish
 from autopar.emit.opaque import call_text
 from autopar.emit.printing import Printer, segment_bounds
@@ -174,7 +175,13 @@ class Body:
             self.put(node.name, text)
             return
         variable = self.names.fresh(wish(node))
-        self.lines.append(f"{variable} = {text}{self._comment(node)}")
+        statement = f"{variable} = {text}{self._comment(node)}"
+        data = self.flow.setting.data
+        opened = None if self.is_opaque(node) else masks_line(node, self.made(node.name), data)
+        if opened is not None:
+            self.lines.append(opened)
+            statement = f"    {statement}"
+        self.lines.append(statement)
         self.put(node.name, variable)
 
     def _update(self, node: torch.fx.Node) -> None:

@@ -35,6 +35,7 @@ RUNTIME = (
     "enter",
     "keep_state",
     "local_part",
+    "masks_apart",
     "once",
     "reduce_scatter",
     "shard",

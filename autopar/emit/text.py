@@ -8,6 +8,7 @@ LIMIT = 100
 
 def wrapped(line: str, indent: int) -> list[str]:
     """A statement, indented; over several lines where it is too long for one."""
+    indent, line = indent + len(line) - len(line.lstrip()), line.lstrip()
     margin = " " * indent
     if indent + len(line) <= LIMIT or line.startswith("#"):
         return [margin + line]

@@ -8,7 +8,8 @@ import torch.fx
 from autopar.capture.captured import Capture, CapturedGraph, Layer, ParamMeta
 from autopar.capture.opaque_code import OpaqueWork
 from autopar.capture.probe import draws_for_all
-from autopar.graph.factors import DimExpr
+from autopar.graph.factors import DimExpr, expr_leaves
+from autopar.graph.ops import drops
 from autopar.plugin import Region
 
 STREAM = "stream"
@@ -105,6 +106,12 @@ class Block:
         found: torch.fx.Node = next(n for n in self.graph.nodes if n.name == name)
         return found
 
+    def by_sample(self, name: str) -> bool:
+        """Whether a value has samples of its own: it carries the batch, and comes from it."""
+        value = self.values[name]
+        carried = any(leaf.name == "batch" for dim in value.dims for leaf in expr_leaves(dim))
+        return carried and (value.needs_grad or value.from_batch)
+
     def inputs(self) -> tuple[str, ...]:
         """The block's tensor inputs that its graph still uses or takes, in call order."""
         return tuple(i.node for i in self.captured.inputs)
@@ -170,6 +177,11 @@ class ModelGraph:
         )
 
     @property
-    def has_dropout(self) -> bool:
-        """Whether some op drops at random in training."""
-        return any(region.has_dropout for block in self.blocks for region in block.regions)
+    def shared_dropout(self) -> tuple[str, ...]:
+        """Dropout ops with one mask for all samples: of positions, say, or of a weight."""
+        return tuple(
+            f"{name} of {op.node.args[0]} in {block.name}"
+            for block in self.blocks
+            for name, op in block.ops.items()
+            if not op.opaque and drops(op.node) and not block.by_sample(name)
+        )

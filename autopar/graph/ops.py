@@ -105,3 +105,11 @@ def is_tensor(value: Any) -> bool:
 def shape_of(node: torch.fx.Node) -> tuple[int, ...]:
     """The whole tensor's shape, as captured."""
     return tuple(int(length) for length in node.meta["val"].shape)
+
+
+def drops(node: torch.fx.Node) -> bool:
+    """Whether an op (not a layer's own code) drops at random in training."""
+    name = op_name(node)
+    if name == "dropout":
+        return bool(arguments(node)["p"] > 0)
+    return name == "scaled_dot_product_attention" and bool(arguments(node)["dropout_p"] > 0)

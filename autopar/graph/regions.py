@@ -19,7 +19,7 @@ from autopar.graph.dims import BlockDims
 from autopar.graph.factors import Factor, Product, leaves, resolve
 from autopar.graph.flags import Flags
 from autopar.graph.model_graph import STREAM
-from autopar.graph.ops import VIEW_CLASSES, arguments, class_of, is_tensor, op_name, shape_of
+from autopar.graph.ops import VIEW_CLASSES, class_of, drops, is_tensor, op_name, shape_of
 from autopar.plugin import Dim, ParamInfo, Region, Role
 
 ROLES: dict[str, Role] = {
@@ -202,12 +202,7 @@ def _parts(dim: Sequence[Factor]) -> set[Factor]:
 
 def _drops(node: torch.fx.Node) -> bool:
     code = code_of(node)
-    if code is not None:
-        return code.random
-    name = op_name(node)
-    if name == "dropout":
-        return bool(arguments(node)["p"] > 0)
-    return name == "scaled_dot_product_attention" and arguments(node)["dropout_p"] > 0
+    return drops(node) if code is None else code.random
 
 
 def _in_some_segments(dim: Product, leaf: Factor) -> bool:

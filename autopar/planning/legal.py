@@ -50,6 +50,19 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
     return faults
 
 
+def dropout_fault(candidate: Candidate, region: Region, setting: Setting) -> str:
+    """What is wrong, as what "it" does, where data ranks would drop differently in a tensor that
+    they all hold whole, or ""."""
+    missing = [part.axis for part in setting.data if not candidate.uses(part.axis)]
+    if not missing or not region.has_dropout:
+        return ""
+    return (
+        f"({region.name} of {region.layer_class}) has dropout and runs on the whole batch on every "
+        f"rank along {' · '.join(missing)}, where masks differ: drop before or after it, or keep "
+        f"{missing[0]} at 1"
+    )
+
+
 def _param_faults(param: ParamInfo, plan: ParamPlan) -> list[str]:
     """ZeRO has three stages: optimizer state, that and gradients, all; over one set of axes."""
     faults = []

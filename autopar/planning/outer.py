@@ -10,6 +10,7 @@ from autopar.layouts.layout import Setting
 from autopar.mesh import split_size
 from autopar.planning.annotate import Candidates, annotate
 from autopar.planning.full_shards import one_full_shard
+from autopar.planning.legal import dropout_fault
 from autopar.planning.pins import Pins, matches
 from autopar.planning.price import RegionCandidates, SlotKey
 from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
@@ -62,6 +63,7 @@ def open_setting(
             found[path, region.name] = cache[key]
     owner = owner_of(setting.schedule, strategies)
     reason = _unmet(found, paths, setting, pins, owner) or _unused(found, setting)
+    reason = reason or _dropping(found, setting)
     if reason is not None:
         return Dropped(setting, reason)
     factors = factors_of(setting.mesh, (c for f in found.values() for c in f.choices))
@@ -100,23 +102,16 @@ def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str 
             f"ranks that share the batch would draw different random numbers for {model.drawing[0]}"
             ". Draw them outside the model and pass them in the batch, or keep dp at 1"
         )
+    if split_size(setting.data) > 1 and model.shared_dropout:
+        return (
+            f"ranks that share the batch would draw different masks for {model.shared_dropout[0]}, "
+            "which is the same for all samples: drop what carries the batch instead (after the "
+            "samples are added, say), or keep dp at 1"
+        )
     if setting.schedule is not None and model.drawing:
         return (
             f"stages would draw different random numbers for {model.drawing[0]}. Draw them outside "
             f"the model and pass them in the batch, or keep {setting.schedule.axis} at 1"
-        )
-    # Stages draw their own masks, of other layers.
-    layers = {setting.schedule.axis} if setting.schedule else set()
-    shared = [
-        f"{axis} {size}"
-        for axis, size in setting.mesh.axes
-        if size > 1 and axis not in {part.axis for part in setting.data} | layers
-    ]
-    if shared and model.has_dropout:
-        return (
-            f"the model has dropout above 0 in training, and {shared[0]} would need random states "
-            "per axis, which autopar doesn't have yet: set the model's dropout to 0, or keep the "
-            "axis at 1"
         )
     if setting.microbatches > 1 and inseparable is not None:
         return f"{setting.microbatches} microbatches: {inseparable}"
@@ -165,6 +160,11 @@ def _unmet(
             where = f" of layers[{glob!r}]" if glob else ""
             return f"{name!r} is pinned, but legal in no region{where} on {setting.mesh}: {why}"
     return None
+
+
+def _dropping(found: Mapping[SlotKey, Candidates], setting: Setting) -> str | None:
+    faults = (dropout_fault(c, f.region, setting) for f in found.values() for c in f.choices)
+    return next((f"a region {fault}" for fault in faults if fault), None)
 
 
 def _unused(found: dict[SlotKey, Candidates], setting: Setting) -> str | None:

@@ -15,7 +15,7 @@ from autopar.plan import Plan
 from autopar.planning.annotate import Candidates, annotate
 from autopar.planning.decide import tokens_of
 from autopar.planning.full_shards import one_full_shard
-from autopar.planning.legal import candidate_faults, in_microbatch
+from autopar.planning.legal import candidate_faults, dropout_fault, in_microbatch
 from autopar.planning.meshes import axes_in_order
 from autopar.planning.outer import misfit
 from autopar.planning.pins import strategy_pin
@@ -156,6 +156,8 @@ def _check_regions(
                 faults = candidate_faults(
                     candidate, in_microbatch(region, program.setting), program.setting
                 )
+                fault = dropout_fault(candidate, region, program.setting)
+                faults += [fault] if fault else []
                 if faults:
                     raise AutoparError(f"{where} can't be run: it {'; it '.join(faults)}")
                 _check_made(where, block, region, candidate, asked, factors, strategies)

@@ -23,6 +23,7 @@ from autopar.runtime.opaque import OpaqueLayer
 from autopar.runtime.parameters import Container, Declaration, declare, declare_layers
 from autopar.runtime.process_mesh import Group, ProcessMesh
 from autopar.runtime.program import run_program
+from autopar.runtime.random_stream import masks_apart
 from autopar.runtime.training import StepResult, TrainingModule
 from autopar.runtime.vocabulary import vocab_cross_entropy, vocab_embedding
 from autopar.runtime.zero import shard_state
@@ -48,6 +49,7 @@ __all__ = [
     "initialise",
     "keep_state",
     "local_part",
+    "masks_apart",
     "once",
     "reduce_scatter",
     "ring",
