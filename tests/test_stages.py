@@ -9,6 +9,7 @@ import edits
 import pytest
 import torch
 from equality import STAGED, Comparison, Edit, compiled, edited, run
+from families import FAMILIES
 from models import Job, classifier, deep_classifier, float32_raised, gpt2, llama
 from pool import Pool
 
@@ -23,6 +24,8 @@ MODELS: dict[str, Callable[[], Job]] = {
     "llama": lambda: llama(layers=4),
     "llama_uneven": lambda: llama(layers=3),
     "mlp": deep_classifier,
+    "t5": FAMILIES["t5"].tiny,  # its encoder's output and its embedding are used in many parts
+    "mixtral": FAMILIES["mixtral"].tiny,
 }
 CASES = [
     ("gpt2", "pp4_1f1b"),
@@ -44,6 +47,10 @@ CASES = [
     ),
     ("mlp", "pp2_dp2_zero1_1f1b"),
     ("gpt2_uneven", "pp2_dp2_zero3_1f1b"),
+    ("t5", "pp2_tp2"),
+    ("t5", "pp4_1f1b"),
+    ("t5", "pp2_dp2_zero1_zero_bubble"),
+    ("mixtral", "pp2_tp2"),
 ]
 
 

@@ -1,8 +1,9 @@
 """The backward in two halves: the inputs' gradients now, the weights' later.
 
-torch's pipelining finds the nodes of the autograd graph where a weight joins what depends on the
-inputs (`get_param_groups`); a hook keeps the gradient that arrives there, and the second half goes
-on from it. Its own first half detaches the outputs in place, which views don't allow.
+As in torch's pipelining: where a weight joins what depends on the inputs, a hook keeps the gradient
+that arrives at that node of the autograd graph, and the second half goes on from it. Torch's own
+first half detaches the outputs in place, which views don't allow, and takes weights with several
+such nodes into groups that overlap.
 """
 
 from collections.abc import Sequence
@@ -35,30 +36,41 @@ def backward_inputs(
 ) -> tuple[tuple[Tensor, ...], Later]:
     """The inputs' gradients (zeros where an input isn't used), and the rest of the work.
 
-    Weights that nothing joins with the inputs get their gradients now.
+    A weight that joins what depends on the inputs in one place is left for later. Others (used
+    twice, or behind something that no input reaches) get their gradients now: later they would
+    need the inputs' chain once more, with its communication.
     """
-    roots = [_node(output) for output in outputs]
-    graph = halves.construct_reverse_graph(roots)
+    graph = halves.construct_reverse_graph([_node(output) for output in outputs])
     nodes = {_node(weight): weight for weight in weights}
-    used = [node for node in nodes if node in graph]
-    groups = halves.get_param_groups([_node(one) for one in inputs], used, graph)
-    later = {node for group in groups for node in group["params"]}
-    apart = [nodes[node] for node in used if node not in later]
-    if apart:
-        found = torch.autograd.grad(outputs, apart, grads, retain_graph=True)
-        for weight, grad in zip(apart, found, strict=True):
-            weight.grad = grad if weight.grad is None else weight.grad + grad
-    handles = [handle for group in groups for handle in _listen(group)]
+    reached, _ = halves.reverse_closure([_node(one) for one in inputs], set(), graph)
+    groups: dict[Any, dict[str, Any]] = {}
+    now = []
+    for node, weight in nodes.items():
+        if node not in graph:
+            continue
+        _, joins = halves.reverse_closure([node], reached, graph)
+        if len(joins) == 1:
+            (join,) = joins
+            groups.setdefault(join, {"params": set(), "intermediates": [join]})["params"].add(node)
+        else:
+            now.append(weight)
+    later = list(groups.values())
+    handles = [handle for group in later for handle in _listen(group)]
     try:
-        found = torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True)
+        wanted = (*inputs, *now)
+        found = torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
+    for weight, grad in zip(now, found[len(inputs) :], strict=True):
+        assert grad is not None, "a weight in the graph without a gradient"
+        weight.grad = grad if weight.grad is None else weight.grad + grad
     given = tuple(
         torch.zeros_like(one) if grad is None else grad
-        for one, grad in zip(inputs, found, strict=True)
+        for one, grad in zip(inputs, found[: len(inputs)], strict=True)
     )
-    return given, Later(tuple(nodes[node] for node in used), groups)
+    left = {node for group in later for node in group["params"]}
+    return given, Later(tuple(nodes[node] for node in nodes if node in left), later)
 
 
 def _node(tensor: Tensor) -> Any:
@@ -69,7 +81,6 @@ def _node(tensor: Tensor) -> Any:
 
 def _listen(group: dict[str, Any]) -> list[Any]:
     """Hooks that keep what arrives at a group's nodes, in the form that the second half takes."""
-    group["intermediates"] = list(group["intermediates"])
     group["grads"] = [None] * len(group["intermediates"])
 
     def keep(index: int) -> Any:
