@@ -159,6 +159,54 @@ def check_independent(one: Tensor, other: Tensor) -> None:
     assert abs(agreed - chance) <= 5 * math.sqrt(chance * (1 - chance) / one.numel()), agreed
 
 
+# ---------------------------------------------------------------- feature maps
+
+
+class Maps(nn.Module):
+    """Drops feature maps between two convolutions, and elements of SELU's kind after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 3, padding=1)
+        self.drop, self.alpha = nn.Dropout2d(RATE), nn.AlphaDropout(RATE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean of squares, a 0-d tensor."""
+        y: Tensor = self.down(F.selu(self.drop(self.up(x))))
+        z: Tensor = self.alpha(y)
+        return z.square().mean()
+
+
+def dropped_maps() -> Tensor:
+    """A task for the pool: which feature maps this rank kept, [samples, channels]."""
+    torch.manual_seed(2)
+    one = Job(Maps().double(), {"x": torch.randn(32, 3, 4, 4, dtype=torch.float64)}, None)
+    parallel = compiled(one, "dp2_tp2").materialize()
+    plain, seen = torch.feature_dropout, []
+
+    def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+        y = plain(x, p, training)
+        seen.append(y)
+        return y
+
+    with mock.patch.object(torch, "feature_dropout", dropout):
+        parallel.train_step(parallel.shard_batch(one.batch))
+    parallel.close()
+    (y,) = seen
+    kept = (y != 0).flatten(2)
+    assert torch.equal(kept.all(2), kept.any(2)) and kept.shape == (16, 8, 16)
+    return kept.all(2)
+
+
+def test_feature_maps(pool4: Pool) -> None:
+    """Whole maps are dropped, on each rank others: of its samples and channels."""
+    masks = pool4.run(dropped_maps)
+    kept = float(torch.stack(masks).double().mean())
+    assert abs(kept - (1 - RATE)) <= 4 * math.sqrt(RATE * (1 - RATE) / 512)
+    for one, other in itertools.combinations(masks, 2):
+        check_independent(one, other)
+
+
 # ---------------------------------------------------------------- the function
 
 

@@ -10,6 +10,12 @@ from torch.fx import Graph, Node
 from autopar.capture.functional import make_functional, mutates, packet
 
 _ATEN = torch.ops.aten
+_DROPOUTS = {
+    _ATEN.dropout,
+    _ATEN.alpha_dropout,
+    _ATEN.feature_dropout,
+    _ATEN.feature_alpha_dropout,
+}
 _SAME_TENSOR = {  # ops that return their input where shape, dtype and strides stay
     _ATEN.alias,
     _ATEN.to,
@@ -70,7 +76,7 @@ def _is_identity(node: Node) -> bool:
         return False
     if kind in (_ATEN.detach, _ATEN.detach_):
         return _has_no_gradient(node.args[0])
-    if kind is _ATEN.dropout:
+    if kind in _DROPOUTS:
         return bool(node.args[1] == 0.0 or node.args[2] is False)
     same = before.shape == after.shape and before.dtype == after.dtype
     return (

@@ -16,7 +16,7 @@ from autopar.emit.opaque import call_text
 from autopar.emit.printing import Printer, segment_bounds
 from autopar.emit.text import atom
 from autopar.graph.factors import DimExpr, expr_leaves
-from autopar.graph.ops import arguments, class_of, op_name, shape_of
+from autopar.graph.ops import arguments, class_of, drops, op_name, shape_of
 from autopar.graph.rules.shapes import slice_bounds
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Layout
@@ -24,7 +24,7 @@ from autopar.layouts.typing import input_layout
 
 INLINE_LENGTH = 72
 INLINE_KINDS = frozenset({"pointwise", "view", "permute", "reduction"})
-NAMED_OPS = frozenset({"dropout", "clone"})
+NAMED_OPS = frozenset({"clone"})
 
 
 class Body:
@@ -222,7 +222,7 @@ class Body:
     def _inline(self, node: torch.fx.Node, text: str) -> bool:
         kind, name = class_of(op_name(node)), op_name(node)
         users = [u for u in node.users if u.name not in self.skip]
-        if len(users) != 1 or name in NAMED_OPS or node.name in self.keep:
+        if len(users) != 1 or name in NAMED_OPS or drops(node) or node.name in self.keep:
             return False
         if any(map(_changes, node.all_input_nodes)):
             return False

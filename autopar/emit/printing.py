@@ -184,6 +184,16 @@ class Printer:
         args = arguments(node)
         return f"F.dropout({self._self(node)}, {args['p']}, self.training)"
 
+    def _op_alpha_dropout(self, node: torch.fx.Node) -> str:
+        return f"F.alpha_dropout({self._self(node)}, {arguments(node)['p']}, self.training)"
+
+    def _op_feature_dropout(self, node: torch.fx.Node) -> str:
+        return f"torch.feature_dropout({self._self(node)}, {arguments(node)['p']}, self.training)"
+
+    def _op_feature_alpha_dropout(self, node: torch.fx.Node) -> str:
+        args = arguments(node)
+        return f"F.feature_alpha_dropout({self._self(node)}, {args['p']}, self.training)"
+
     def _op_where(self, node: torch.fx.Node) -> str:
         args = arguments(node)
         words = [self.arg(node, args[k]) for k in ("condition", "self", "other")]

@@ -20,8 +20,9 @@ OPS_BY_CLASS: dict[str, str] = {
     "hardswish hardsigmoid hardtanh mish log_sigmoid hardshrink softshrink "
     "threshold zeros_like ones_like full_like detach floor_divide remainder fmod clamp clamp_min "
     "clamp_max square reciprocal log1p log2 log10 expm1 exp2 sign sgn floor ceil round trunc frac "
-    "lerp addcmul addcdiv isnan isinf isfinite nan_to_num hypot xlogy alias",
+    "alpha_dropout lerp addcmul addcdiv isnan isinf isfinite nan_to_num hypot xlogy alias",
     "channelwise": "prelu",
+    "feature_dropout": "feature_dropout feature_alpha_dropout",
     "scan": "cumsum cumprod logcumsumexp flip roll tril triu",
     "contraction": "linear matmul mm bmm mv dot einsum",
     "normalisation": "layer_norm rms_norm softmax log_softmax",
@@ -110,6 +111,6 @@ def shape_of(node: torch.fx.Node) -> tuple[int, ...]:
 def drops(node: torch.fx.Node) -> bool:
     """Whether an op (not a layer's own code) drops at random in training."""
     name = op_name(node)
-    if name == "dropout":
+    if name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
         return bool(arguments(node)["p"] > 0)
     return name == "scaled_dot_product_attention" and bool(arguments(node)["dropout_p"] > 0)

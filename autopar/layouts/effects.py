@@ -24,6 +24,7 @@ COST_CLASS = {
     "pointwise": "pointwise",
     "contraction": "matmul",
     "channelwise": "pointwise",
+    "feature_dropout": "pointwise",
     "buffer_update": "pointwise",
     "scan": "copy",
     "normalisation": "normalisation",

@@ -23,6 +23,7 @@ __all__ = ["RULES", "Dims", "Known", "OpDims", "Rule", "untraced_cut"]
 RULES: dict[str, Rule] = {
     "pointwise": elementwise.pointwise,
     "channelwise": elementwise.channelwise,
+    "feature_dropout": elementwise.feature_dropout,
     "scan": elementwise.scan,
     "buffer_update": elementwise.buffer_update,
     "constant": elementwise.constant,

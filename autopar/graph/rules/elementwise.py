@@ -26,6 +26,12 @@ def channelwise(node: torch.fx.Node, known: Known) -> OpDims:
     return OpDims([x])
 
 
+def feature_dropout(node: torch.fx.Node, known: Known) -> OpDims:
+    """dropout2d and the like drop whole feature maps: all but [batch, channels] is whole."""
+    x = dims_of(known, arguments(node)["input"])
+    return OpDims([x], blocked=[(dim, "whole feature maps are dropped") for dim in x[2:]])
+
+
 def scan(node: torch.fx.Node, known: Known) -> OpDims:
     """cumsum, flip, roll, tril and the like: the same dims, whole where elements move or add up."""
     args, name = arguments(node), op_name(node)
