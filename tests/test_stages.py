@@ -332,3 +332,21 @@ def test_dropout_goes_on_where_it_was(pool4: Pool, tmp_path: Path) -> None:
 
 def _keys(file: Path) -> set[str]:
     return set(re.findall(r'"(random/\d+/\w+)"', file.read_text(encoding="utf-8")))
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def test_the_fastest_schedule_is_chosen() -> None:
+    """Left open, every schedule is a candidate, and none is faster by its own plan."""
+    job = MODELS["gpt2"]()
+    free = autopar.compile(job.model, "cpu:2", job.batch, pin={"pp": 2, "microbatches": 4}).plan
+    assert free.schedule is not None
+    tried = {free.schedule.name, *(other.schedule.split()[0] for other in free.alternatives)}
+    assert tried == {"gpipe", "1f1b", "zero_bubble", "interleaved"}
+    for name in sorted(tried):
+        pin = {"pp": 2, "microbatches": 4, "schedule": name}
+        alone = autopar.compile(job.model, "cpu:2", job.batch, pin=pin).plan
+        assert alone.schedule is not None and alone.schedule.name == name
+        assert free.predicted.step_s <= alone.predicted.step_s * (1 + 1e-3)
+        assert name in alone.summary()

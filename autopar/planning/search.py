@@ -18,7 +18,7 @@ from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
-from autopar.planning.stage_price import StagePricer, schedule_bound
+from autopar.planning.stage_price import StagePricer, least_work, schedule_bound
 from autopar.plugin import CostModel, Refusal, Strategy
 from autopar.summary import size
 
@@ -44,6 +44,7 @@ class Tried:
     problem: PlanningProblem | None
     bound_s: float
     cut: Cut | None = None
+    work: tuple[float, float] = (0.0, 0.0)
     result: Solution | Infeasible | None = None
 
 
@@ -98,8 +99,8 @@ def search(
             outer = with_schedule(outer, setting)
             prices = Prices(cost_models, outer.setting.mesh, cluster)
             pricer = Pricer(model, outer.setting, prices, outer.candidates, options.state_ratio)
-            same = [t.pricer for t in opened if t.outer.candidates is outer.candidates]
-            opened.append(_opened(outer, same[0].at(outer.setting) if same else pricer, options))
+            same = [t for t in opened[-1:] if t.outer.candidates is outer.candidates]
+            opened.append(_opened(outer, pricer, same[0] if same else None, options))
     if not opened:
         raise _nothing_legal(cluster, pins, dropped)
     return _choose(
@@ -108,11 +109,14 @@ def search(
     )
 
 
-def _opened(outer: Outer, pricer: Pricer, options: SearchOptions) -> Tried:
+def _opened(outer: Outer, pricer: Pricer, same: Tried | None, options: SearchOptions) -> Tried:
     """The setting as a problem; where layers lie in stages, only its bound: the problem needs a cut
-    of the layers."""
-    if outer.setting.schedule is not None:
-        return Tried(outer, pricer, None, schedule_bound(pricer))
+    of the layers. `same`: the setting under another schedule, whose prices are the same."""
+    schedule = outer.setting.schedule
+    if schedule is not None:
+        pricer = pricer if same is None else same.pricer.at(outer.setting)
+        work = least_work(pricer) if same is None else same.work
+        return Tried(outer, pricer, None, schedule_bound(schedule, work), work=work)
     problem = pricer.problem(options.limit_bytes)
     return Tried(outer, pricer, problem, lower_bound(problem))
 

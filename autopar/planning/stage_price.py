@@ -245,15 +245,20 @@ class StagePricer:
                     yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
 
 
-def schedule_bound(pricer: Pricer) -> float:
-    """No cut of the layers is faster: the stages together have at least all the work, each region
-    by its fastest choice, and the slowest has at least its share."""
-    setting = pricer.setting
-    assert setting.schedule is not None
-    table, each_s, once_s = setting.schedule.table, 0.0, 0.0
+def least_work(pricer: Pricer) -> tuple[float, float]:
+    """Seconds of a microbatch and seconds once a step, each region by its fastest choice: the same
+    under every schedule."""
+    each_s, once_s = 0.0, 0.0
     for (path, _), candidates in pricer.candidates.items():
         bills = [pricer.bill(path, candidate) for candidate in candidates]
-        each_s += min(bill.seconds - bill.step_s for bill in bills) / setting.microbatches
-        once_s += min(bill.step_s for bill in bills)
+        each_s += min(b.seconds - b.step_s for b in bills) / pricer.setting.microbatches
+        once_s += min(b.step_s for b in bills)
+    return each_s, once_s
+
+
+def schedule_bound(schedule: Schedule, work: tuple[float, float]) -> float:
+    """No cut of the layers is faster: the stages together have at least all the work, and the
+    slowest has at least its share."""
+    table = schedule.table
     pace = table.per_slowest / table.stages + table.per_stage
-    return pace * each_s + once_s / table.stages
+    return pace * work[0] + work[1] / table.stages
