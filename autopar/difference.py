@@ -107,6 +107,8 @@ def _choice(choice: RegionChoice | None, long: bool) -> str:
     if choice is None:
         return "absent"
     splits = [f"{dim} over {' · '.join(axes)}" for dim, axes in choice.splits.items()]
+    if choice.recompute:
+        splits.append(f"{choice.recompute.layers} {choice.recompute.scope} recomputed")
     alike: dict[str, list[str]] = {}
     for name, p in choice.params.items():
         lives = {"value": p.param, "gradient": p.grad, "state": p.state}

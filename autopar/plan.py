@@ -74,15 +74,25 @@ class ParamChoice:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class RecomputeChoice:
+    """What runs again in the backward; see `autopar.plugin.Recomputed`."""
+
+    scope: Literal["region", "layers"]
+    layers: Count
+
+
+@dataclass(frozen=True, config=_STRICT)
 class RegionChoice:
     """What one region does in some layers ("" is the skeleton). `splits`: named dim → axes,
-    outermost first. `strategies`: who made it, with options."""
+    outermost first. `strategies`: who made it, with options. `recompute`: null where everything
+    that the backward needs is kept."""
 
     layers: Annotated[tuple[str, ...], pydantic.Field(min_length=1)]
     region: str
     strategies: Mapping[str, Mapping[str, Option]]
     splits: Mapping[str, tuple[str, ...]]
     params: Mapping[str, ParamChoice]
+    recompute: RecomputeChoice | None = None
 
 
 @dataclass(frozen=True, config=_STRICT)

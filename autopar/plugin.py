@@ -7,7 +7,7 @@ both are found by entry point (`autopar.strategies`, `autopar.cost_models`), the
 
 import abc
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from autopar.devices import ClusterSpec, Device, Fit, Kernels, Link, Protocol
@@ -38,6 +38,7 @@ __all__ = [
     "ParamPlan",
     "Phase",
     "Protocol",
+    "Recomputed",
     "Refusal",
     "Region",
     "Resident",
@@ -102,7 +103,8 @@ class Region:
 
     `name` is unique in the block: "stream" for what lies between (norms, residual adds), else the
     role of the internal dim ("heads", "ffn", "ffn_2", "channels", …), "mixing" for ops that need
-    the whole batch. `layer_class` names the block.
+    the whole batch. `layer_class` names the block. `once` and `layer_once` say why the region's
+    ops, or those of the whole layer, can't run again in the backward ("" where they can).
     """
 
     name: str
@@ -110,6 +112,8 @@ class Region:
     dims: tuple[Dim, ...]
     params: tuple[ParamInfo, ...]
     has_dropout: bool = False
+    once: str = ""
+    layer_once: str = ""
 
     def dim(self, role: Role) -> Dim | None:
         """The region's first dim of this role, or None."""
@@ -201,17 +205,29 @@ class ParamPlan:
 
 
 @dataclass(frozen=True)
+class Recomputed:
+    """What runs again in the backward instead of being kept: the region alone, of which what
+    crosses into it is kept; or its whole layer, `layers` consecutive ones together, of which the
+    input is kept (then all regions of these layers must say so)."""
+
+    scope: Literal["region", "layers"]
+    layers: int = 1
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One way to run one region on one mesh.
 
     `splits` maps named dims to the axes they are split over, outermost first. `params` holds the
     parameters that a strategy treats specially. `made_by` lists (strategy, options), sorted.
+    `recompute`: None where everything that the backward needs is kept.
     """
 
     region: str
     splits: tuple[tuple[str, Split], ...] = ()
     params: tuple[tuple[str, ParamPlan], ...] = ()
     made_by: tuple[tuple[str, tuple[tuple[str, Option], ...]], ...] = ()
+    recompute: Recomputed | None = None
 
     def split(self, dim: str) -> Split:
         """The axes that `dim` is split over."""
@@ -233,24 +249,23 @@ class Candidate:
     def with_split(self, strategy: str, dim: str, split: Split, **options: Option) -> "Candidate":
         """This candidate with `dim` split over `split`, and `strategy` among its makers."""
         splits = {**dict(self.splits), dim: split}
-        return Candidate(
-            self.region,
-            tuple(sorted(splits.items())),
-            self.params,
-            _made_by(self.made_by, strategy, options),
-        )
+        made_by = _made_by(self.made_by, strategy, options)
+        return replace(self, splits=tuple(sorted(splits.items())), made_by=made_by)
 
     def with_params(
         self, strategy: str, params: Mapping[str, ParamPlan], **options: Option
     ) -> "Candidate":
         """This candidate with these parameters' plans replaced."""
         merged = {**dict(self.params), **params}
-        return Candidate(
-            self.region,
-            self.splits,
-            tuple(sorted(merged.items())),
-            _made_by(self.made_by, strategy, options),
-        )
+        made_by = _made_by(self.made_by, strategy, options)
+        return replace(self, params=tuple(sorted(merged.items())), made_by=made_by)
+
+    def with_recompute(
+        self, strategy: str, recompute: Recomputed, **options: Option
+    ) -> "Candidate":
+        """This candidate with what runs again in the backward."""
+        made_by = _made_by(self.made_by, strategy, options)
+        return replace(self, recompute=recompute, made_by=made_by)
 
 
 def _made_by(
@@ -294,8 +309,9 @@ class Strategy(abc.ABC):
     name: ClassVar[str]
     exact: ClassVar[bool] = True
     """False: changes numbers, so it is used only where pinned."""
-    tier: ClassVar[Literal["dims", "state"]] = "dims"
-    """Strategies of tier "dims" split named dims, in any order; "state" then shards what lives."""
+    tier: ClassVar[Literal["dims", "state", "recompute"]] = "dims"
+    """Strategies of tier "dims" split named dims, in any order; "state" then shards what lives;
+    "recompute" last says what runs again instead of being kept."""
 
     def axes(self) -> tuple[AxisSpec, ...]:
         """The mesh axes that this strategy owns."""

@@ -22,6 +22,7 @@ OFF = {
     "tensor": False,
     "sequence": False,
     "zero": False,
+    "recompute": False,
     "wide_batch": False,
     "wide_ffn": False,
     "microbatches": 1,
@@ -118,7 +119,27 @@ STAGED: dict[str, dict[str, Any]] = {
     },
 }
 """Layers in stages along pp."""
-STRATEGIES = ("data", "sequence", "tensor", "zero", WideBatch(), WideFfn())
+TP2_SEQUENCE: dict[str, Any] = {"dp": 2, "tp": 2, "tensor": True, "sequence": True}
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "full": {"dp": 4, "recompute": "full"},
+    "full_tp2_sequence": {**TP2_SEQUENCE, "recompute": "full"},
+    "full_zero3": {"dp": 4, "recompute": "full", "zero": 3},
+    "full_zero3_microbatches2": {"dp": 4, "recompute": "full", "zero": 3, "microbatches": 2},
+    "full_zero2_microbatches2": {"dp": 4, "recompute": "full", "zero": 2, "microbatches": 2},
+    "together": {"dp": 4, "recompute": {"scope": "full", "together": 2}, "zero": 1},
+    "together_tp2_sequence": {**TP2_SEQUENCE, "recompute": {"scope": "full", "together": 2}},
+    "some_layers": {
+        **TP2_SEQUENCE,
+        "layers": {"*.[0-9]*": {"recompute": False}, "*.0.*": {"recompute": "full"}},
+    },
+    "selective": {"dp": 4, "recompute": "selective"},
+    "selective_tp2": {"dp": 2, "tp": 2, "tensor": True, "recompute": "selective"},
+    "selective_tp2_sequence": {**TP2_SEQUENCE, "recompute": "selective"},
+    "selective_zero3": {"dp": 4, "recompute": "selective", "zero": 3},
+    "selective_microbatches2": {"dp": 4, "recompute": "selective", "microbatches": 2},
+}
+"""Cases for four processes, of models with layers but for `selective`."""
+STRATEGIES = ("data", "sequence", "tensor", "zero", "recompute", WideBatch(), WideFfn())
 
 
 @dataclass(frozen=True)
@@ -158,7 +179,7 @@ def compiled(
     job: Job, case: str, cluster: str | dict[str, Any] = "cpu:4", **keywords: Any
 ) -> autopar.Compiled:
     """A job planned for four CPU processes under one of PINS (or of EIGHT, for eight)."""
-    pins = {**TWO, **PINS, **EIGHT, **STAGED}[case]
+    pins = {**TWO, **PINS, **EIGHT, **STAGED, **RECOMPUTE}[case]
     off = dict(OFF)
     if pins.get("tp", 1) > 1:
         off.pop("tensor")

@@ -10,16 +10,19 @@ from collections.abc import Iterable
 import torch.fx
 
 from autopar.capture.opaque_code import code_of
+from autopar.emit.again import run_again
 from autopar.emit.dropout import masks_line
 from autopar.emit.names import Lengths, Names, wish
 from autopar.emit.opaque import call_text
 from autopar.emit.printing import Printer, segment_bounds
 from autopar.emit.text import atom
+from autopar.graph.again import pieces
 from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import arguments, class_of, drops, op_name, shape_of
 from autopar.graph.rules.shapes import slice_bounds
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import Layout
+from autopar.layouts.program import runs_alone
 from autopar.layouts.typing import input_layout
 
 INLINE_LENGTH = 72
@@ -150,9 +153,18 @@ class Body:
     # ---- statements
 
     def run(self, nodes: Iterable[torch.fx.Node]) -> None:
-        """Print these ops in order."""
-        for node in nodes:
-            self.op(node)
+        """Print these ops in order; those of a region that runs again alone as one function."""
+        alone = [name for name, c in self.flow.choices.items() if runs_alone(c)]
+        sets = [
+            frozenset(name for name, op in self.block.ops.items() if op.region == region)
+            for region in alone
+        ]
+        for is_function, piece in pieces(nodes, sets):
+            if is_function:
+                run_again(self, piece)
+            else:
+                for node in piece:
+                    self.op(node)
 
     def op(self, node: torch.fx.Node) -> None:
         """Print one op: a statement, or a text kept for its only use."""
@@ -213,11 +225,16 @@ class Body:
         if region is None or region == self.region or not self.flow.choices:
             return
         self.region = region
+        self.lines.append(self.heading(region))
+
+    def heading(self, region: str) -> str:
+        """The comment above a region's statements."""
         parts = [
             f"{' · '.join(p.axis for p in split)} splits {dim}"
             for dim, split in self.flow.choices[region].splits
         ]
-        self.lines.append(f"# ---- {region}: {', '.join(parts) or 'nothing is split'}")
+        again = ", recomputed in the backward" if runs_alone(self.flow.choices[region]) else ""
+        return f"# ---- {region}: {', '.join(parts) or 'nothing is split'}{again}"
 
     def _inline(self, node: torch.fx.Node, text: str) -> bool:
         kind, name = class_of(op_name(node)), op_name(node)
@@ -253,6 +270,15 @@ class Body:
             and len(shape_of(other)) == 1
             and self.flow.need(user, node.name) == self.made(node.name)
             and self.flow.need(user, other.name) == self.made(other.name)
+            and not self._leaves_function(node, user)
+        )
+
+    def _leaves_function(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
+        """Whether a value crosses the boundary of a region that is a function of its own."""
+        here, there = self.block.ops[node.name].region, self.block.ops[user.name].region
+        choices = self.flow.choices
+        return here != there and any(
+            r is not None and r in choices and runs_alone(choices[r]) for r in (here, there)
         )
 
     def _with_bias(self, node: torch.fx.Node) -> str | None:

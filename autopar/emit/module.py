@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch.fx
 
+from autopar.emit.again import CHECKPOINT
 from autopar.emit.body import Body
 from autopar.emit.declarations import unused_lines, weight_lines
 from autopar.emit.gradient_sync import own_syncs, state_lines, sync_imports, sync_method
@@ -21,7 +22,7 @@ from autopar.graph.ops import shape_of
 from autopar.layouts.effects import closed_parts
 from autopar.layouts.flow import Flow
 from autopar.layouts.layout import names
-from autopar.layouts.program import Program, splits_of
+from autopar.layouts.program import Program, run_together, splits_of
 
 RUNTIME = (
     "Container",
@@ -38,6 +39,7 @@ RUNTIME = (
     "masks_apart",
     "once",
     "reduce_scatter",
+    "run_layers",
     "shard",
     "shard_fully",
     "shard_state",
@@ -47,6 +49,7 @@ RUNTIME = (
     "vocab_cross_entropy",
     "vocab_embedding",
 )
+RESERVED = (*RUNTIME, "checkpoint")
 
 
 def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
@@ -64,6 +67,7 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
         if re.search(rf"(?<!\.)(?<!def )\b{name}\(", code)
         or name == "Container"
         or f"({name}):" in code
+        or re.search(rf"^ *{name}, |\({name}, ", code, re.MULTILINE)
     ]
     head = [
         '"""'
@@ -73,6 +77,7 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
         "import torch",
         "import torch.nn.functional as F",
         "",
+        *([CHECKPOINT, ""] if "checkpoint(" in code else ()),
         *wrapped(f"from autopar.runtime import ({', '.join(used)})", 0),
         *schedule_imports(program),
         *sync_imports([own_syncs(program, part) for part in parts]),
@@ -95,7 +100,7 @@ def variants(program: Program) -> Mapping[str, tuple[str, ...]]:
             found.setdefault(key, (block, []))[1].append(path)
     schedule = program.setting.schedule
     function = [] if schedule is None else [schedule.function.split(":", 1)[1]]
-    names = Names([*(part.name for part in parts_of(program)), *RUNTIME, *function])
+    names = Names([*(part.name for part in parts_of(program)), *RESERVED, *function])
     return {names.fresh(block.name): tuple(paths) for block, paths in found.values()}
 
 
@@ -107,7 +112,7 @@ def _block_class(
     transient = frozenset(
         name.removeprefix(prefix) for name in program.model.capture.transient_buffers
     )
-    names = Names(reserved_names(block, flow.setting, RUNTIME))
+    names = Names(reserved_names(block, flow.setting, RESERVED))
     body = Body(flow, names, lengths)
     arguments = _place_inputs(body, block.inputs(), block.inputs())
     _place_weights(body)
@@ -136,8 +141,9 @@ def _root_class(
     flow, capture = program.flows[""], program.model.capture
     block = flow.block
     class_of_path = {path: name for name, paths in classes.items() for path in paths}
-    names = Names({*reserved_names(block, flow.setting, RUNTIME), "layer", "i", "counts"})
-    body = RootBody(flow, names, lengths, class_of_path, part)
+    names = Names({*reserved_names(block, flow.setting, RESERVED), "layer", "i", "counts"})
+    again = {path: n for path in class_of_path if (n := run_together(program, path))}
+    body = RootBody(flow, names, lengths, class_of_path, part, again)
     received = [body.receive(name) for name in part.receives]
     arguments = _place_inputs(body, block.inputs(), capture.batch_leaves)
     _place_weights(body)
@@ -245,7 +251,7 @@ def _counts_method(flow: Flow, lengths: Lengths, arguments: list[str]) -> list[s
             todo += node.all_input_nodes
     bare = Flow(block, {}, flow.setting, {}, {}, {}, {})
     skip = frozenset(n.name for n in block.graph.nodes if n not in needed)
-    body = Body(bare, Names(reserved_names(block, flow.setting, RUNTIME)), lengths, skip)
+    body = Body(bare, Names(reserved_names(block, flow.setting, RESERVED)), lengths, skip)
     for node, argument in zip(block.inputs(), arguments, strict=True):
         body.put(node, argument)
         body.names.taken.add(argument)

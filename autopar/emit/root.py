@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 import torch.fx
 
+from autopar.emit.again import checkpoint_text
 from autopar.emit.body import Body
 from autopar.emit.names import Lengths, Names, wish
 from autopar.emit.parts import Part
+from autopar.graph.chains import carried_argument, index_of
 from autopar.graph.ops import class_of, op_name
 from autopar.layouts.flow import Flow
 
@@ -22,13 +24,16 @@ class RootBody(Body):
         lengths: Lengths,
         class_of_path: Mapping[str, str],
         part: Part,
+        again: Mapping[str, int],
     ) -> None:
+        """`again`: layers that run again in the backward, with how many of them do so together."""
         nodes = flow.block.graph.nodes
         elsewhere = frozenset(n.name for n in nodes if n.op != "output" and not part.has(n.name))
         super().__init__(flow, names, lengths, flow.block.prologue | elsewhere)
         self.keep = frozenset(part.gives)
         self.received: set[str] = set()
         self.class_of_path = class_of_path
+        self.again = again
         calls = [n for n in nodes if _is_call(n) and part.has(n.name)]
         self.runs = {run[0].name: run for run in _runs(calls, self)}
         self.inside = {n.name for run in self.runs.values() for n in run[1:]}
@@ -66,14 +71,19 @@ class RootBody(Body):
     def _run(self, run: list[torch.fx.Node]) -> None:
         first, last = run[0], run[-1]
         self.region = None
-        self.lines.append("# ---- layers")
+        path = str(first.args[1])
+        together = self.again.get(path, 0)
+        kept = " of each" if together == 1 else f" of {together} at a time"
+        note = f", recomputed in the backward: the input{kept} is kept" if together else ""
+        self.lines.append(f"# ---- layers{note}")
         tensors: tuple[torch.fx.Node, ...] = tuple(first.args[0])  # type: ignore[arg-type]
         texts = [self.operand(first, t) for t in tensors]
-        path = str(first.args[1])
         container = path_text(path.rpartition(".")[0])
         if len(run) == 1:
             names = [self.names.fresh("hidden_states") for _ in first.meta["val"]]
             call = f"{path_text(path)}({', '.join(texts)})"
+            if path in self.again:
+                call = checkpoint_text(path_text(path), texts)
             self.lines.append(f"{', '.join(names)} = {call}")
             self.outputs[last.name] = names
             return
@@ -85,8 +95,18 @@ class RootBody(Body):
             self.lines.append(f"{name} = {texts[carried]}")
             texts[carried] = name
         start = index_of(first)
-        self.lines.append(f"for i in range({start}, {start + len(run)}):")
-        self.lines.append(f"    {name} = {container}[i]({', '.join(texts)})")
+        stop = start + len(run)
+        if together > 1:
+            self.lines.append(f"for i in range({start}, {stop}, {together}):")
+            end = f"min(i + {together}, {stop})" if len(run) % together else f"i + {together}"
+            self.lines.append(f"    layers = {container}[i : {end}]")
+            call = checkpoint_text("run_layers", ["layers", str(carried), *texts])
+        else:
+            self.lines.append(f"for i in range({start}, {stop}):")
+            call = f"{container}[i]({', '.join(texts)})"
+            if together:
+                call = checkpoint_text(f"{container}[i]", texts)
+        self.lines.append(f"    {name} = {call}")
         self.outputs[last.name] = [name]
 
 
@@ -97,25 +117,6 @@ def _is_call(node: torch.fx.Node) -> bool:
 def path_text(path: str) -> str:
     """A module path as Python: "transformer.h" → self.transformer.h."""
     return "self" + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in path.split(".") if p)
-
-
-def index_of(call: torch.fx.Node) -> int:
-    """A layer's index in its container."""
-    return int(str(call.args[1]).rpartition(".")[2])
-
-
-def carried_argument(call: torch.fx.Node, after: torch.fx.Node) -> int | None:
-    """Which argument of the next call is this call's only output (all others being the same
-    tensors), or None where they don't follow so."""
-    here: tuple[torch.fx.Node, ...] = tuple(call.args[0])  # type: ignore[arg-type]
-    there: tuple[torch.fx.Node, ...] = tuple(after.args[0])  # type: ignore[arg-type]
-    users = list(call.users)
-    if len(here) != len(there) or len(users) != 1 or len(users[0].users) != 1:
-        return None
-    differ = [i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a is not b]
-    if len(differ) != 1 or there[differ[0]] is not users[0]:
-        return None
-    return differ[0]
 
 
 def _runs(calls: list[torch.fx.Node], body: RootBody) -> list[list[torch.fx.Node]]:
@@ -131,6 +132,8 @@ def _runs(calls: list[torch.fx.Node], body: RootBody) -> list[list[torch.fx.Node
 def _follows(run: list[torch.fx.Node], call: torch.fx.Node, body: RootBody) -> bool:
     before, path = run[-1], str(call.args[1])
     if body.class_of_path[path] != body.class_of_path[str(before.args[1])]:
+        return False
+    if body.again.get(path) != body.again.get(str(before.args[1])):
         return False
     if path.rpartition(".")[0] != str(before.args[1]).rpartition(".")[0]:
         return False

@@ -10,7 +10,9 @@ from autopar.capture.captured import Capture, CapturedGraph
 from autopar.capture.price import op_work
 from autopar.capture.saved import saved_tensors
 from autopar.capture.skeleton import batch_size
+from autopar.graph.again import layer_once, region_once
 from autopar.graph.batch_mixing import batch_sums
+from autopar.graph.chains import shared_inputs
 from autopar.graph.dims import BlockDims, broken_cuts, is_cut, join_inputs, read_dims
 from autopar.graph.factors import Factor, find, freeze, leaves, resolve, set_hint, size, unify
 from autopar.graph.flags import Flags, read_flags, repeated_constants
@@ -46,10 +48,12 @@ def analyse(capture: Capture) -> ModelGraph:
         for i, (graph, counts) in enumerate(graphs)
     ]
     _name_leaves([g for g, _ in graphs], known, regions)
-    blocks = tuple(
+    found = [
         _block(captured[i], graph, counts, known[i], flags[i], regions[i])
         for i, (graph, counts) in enumerate(graphs)
-    )
+    ]
+    shared = shared_inputs(found, block_of)
+    blocks = tuple(_run_again(block, i > 0, shared[i]) for i, block in enumerate(found))
     layers = tuple(replace(layer, block=layer.block + 1) for layer in capture.layers)
     return ModelGraph(capture, blocks, layers, batch_size, tuple(mixing.values()))
 
@@ -210,3 +214,12 @@ def _block(
     return Block(
         captured, graph, values, ops, regions.freeze(), saved, names, prologue, known.opaque
     )
+
+
+def _run_again(block: Block, is_layer: bool, shared: frozenset[str]) -> Block:
+    """The block with what may run twice and which inputs all layers share."""
+    layer = layer_once(block, is_layer)
+    regions = tuple(
+        replace(r, once=region_once(block, r.name), layer_once=layer) for r in block.regions
+    )
+    return replace(block, regions=regions, shared=shared)

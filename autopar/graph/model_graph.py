@@ -76,6 +76,8 @@ class Block:
     prologue: frozenset[str]
     """Ops that serve the counts alone; forward gets those from outside."""
     opaque: Mapping[str, str]
+    shared: frozenset[str] = frozenset()
+    """Inputs without a gradient that several layers take alike: what keeps one keeps it for all."""
 
     @property
     def name(self) -> str:

@@ -9,13 +9,12 @@ import torch
 
 from autopar.capture.source_line import source_line
 from autopar.errors import AutoparError
-from autopar.graph.factors import Cat, DimExpr, Leaf, unsorted
-from autopar.graph.model_graph import Block, Op, SavedTensor
+from autopar.graph.model_graph import Block, Op
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
-from autopar.layouts.layout import Layout, Setting, names
+from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.shapes import kernel_shape, skipped_share
-from autopar.layouts.typing import OpTyping, RegionTyping, input_layout
+from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import batch_share, first_output, forward_flops, moved_bytes
 from autopar.mesh import Split, split_size
 from autopar.plugin import BUCKET, Collective, Compute, Effect, ParamPlan, Phase, Resident
@@ -144,81 +143,6 @@ def closed_parts(block: Block, op: Op, typing: OpTyping) -> Split:
             if dim in op.closed:
                 return split
     return ()
-
-
-def saved_bytes(block: Block, typing: RegionTyping, setting: Setting) -> int:
-    """Bytes that autograd keeps for one microbatch of the region, each storage in each layout
-    once."""
-    kept: dict[tuple[str, Layout], int] = {}
-    inside = 0
-    for saved in block.saved:
-        op_typing = typing.ops.get(saved.op)
-        if op_typing is None:
-            continue
-        if saved.value is None and block.ops[saved.op].opaque:
-            share = batch_share(block, block.ops[saved.op], op_typing, setting)
-            inside += int(math.prod(saved.shape) * saved.item_bytes * share)
-            continue
-        if saved.value is None:
-            inside += _internal_bytes(block, saved, op_typing, setting)
-        elif not block.is_weight(saved.value):
-            layout = _saved_layout(block, saved, typing, setting)
-            value = block.values[saved.value]
-            key = (saved.value, layout)
-            kept[key] = setting.local_numel(value.dims, layout) * value.item_bytes
-    for name, op_typing in typing.ops.items():
-        work = block.ops[name].work
-        if work is not None:
-            inside += int(
-                work.saved_bytes * batch_share(block, block.ops[name], op_typing, setting)
-            )
-    return inside + sum(kept.values())
-
-
-def _saved_layout(
-    block: Block, saved: SavedTensor, typing: RegionTyping, setting: Setting
-) -> Layout:
-    assert saved.value is not None
-    dims = set(names(block.values[saved.value].dims))
-    own = typing.ops[saved.op]
-    if saved.value in own.needs:
-        layout = own.needs[saved.value]
-    elif saved.value in typing.ops:
-        layout = typing.ops[saved.value].makes
-    else:
-        # A view inside the region of a value outside: in the layout in which the region takes it.
-        taken = [t.needs[saved.value] for t in typing.ops.values() if saved.value in t.needs]
-        layout = taken[0] if taken else input_layout(block.values[saved.value], setting)
-    return Layout(layout.splits).restrict(dims)
-
-
-def _internal_bytes(block: Block, saved: SavedTensor, typing: OpTyping, setting: Setting) -> int:
-    """Made inside an op (statistics, masks): its dims are the output's, matched left to right."""
-    value = block.values.get(saved.op)
-    layout, dims = typing.makes, value.dims if value is not None else ()
-    if not dims:  # a loss: what it keeps is shaped like its input
-        name, layout = next((n, t) for n, t in typing.needs.items() if n in block.values)
-        dims = block.values[name].dims
-    total = saved.item_bytes
-    position = 0
-    for length in saved.shape:
-        match = next((i for i in range(position, len(dims)) if _whole(dims[i]) == length), None)
-        if match is None:
-            total *= length
-        else:
-            total *= setting.local_length(dims[match], layout)
-            position = match + 1
-    return total
-
-
-def _whole(expr: DimExpr) -> int:
-    total = 1
-    for factor in unsorted(expr):
-        if isinstance(factor, Leaf):
-            total *= factor.size
-        elif isinstance(factor, Cat):
-            total *= sum(_whole(s) for s in factor.segments)
-    return total
 
 
 def step_effects(steps: tuple[Step, ...], what: str) -> Iterator[Collective]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.graph.chains import groups
 from autopar.graph.model_graph import STREAM, Block, ModelGraph
 from autopar.layouts.flow import Choices, Flow, make_flow
 from autopar.layouts.layout import Setting
@@ -47,20 +48,44 @@ class Program:
         """The skeleton as each part has it; none without stages."""
         return () if self.cut is None else heres(self.cut, self.setting)
 
+    def group(self, path: str) -> tuple[str, ...]:
+        """The layers that run again in the backward together with a layer, itself included."""
+        return group_of(self.model, path, self.choices[path][STREAM])
+
     def block(self, path: str) -> Block:
         """The block of an instance."""
         return self.flows[path].block
 
 
+def group_of(model: ModelGraph, path: str, candidate: Candidate) -> tuple[str, ...]:
+    """The layers that run again in the backward with a layer whose region does this; it alone where
+    none do."""
+    again = candidate.recompute
+    if again is None or again.scope == "region" or path == "":
+        return (path,)
+    return groups(model, again.layers)[path]
+
+
 def splits_of(choices: Choices) -> tuple[tuple[str, tuple[object, ...]], ...]:
-    """What a block's code depends on: the splits of its regions and whose gradients have a sync of
-    their own (not how parameters are sharded)."""
+    """What a block's code depends on: the splits of its regions, those that run again alone, and
+    whose gradients have a sync of their own (not how parameters are sharded)."""
     return tuple(
         sorted(
-            (region, (candidate.splits, _synced(candidate)))
+            (region, (candidate.splits, runs_alone(candidate), _synced(candidate)))
             for region, candidate in choices.items()
         )
     )
+
+
+def run_together(program: Program, path: str) -> int:
+    """How many layers run again together where a layer runs again as a whole, else 0."""
+    again = program.choices[path][STREAM].recompute
+    return again.layers if again is not None and again.scope == "layers" else 0
+
+
+def runs_alone(candidate: Candidate) -> bool:
+    """Whether the region runs again in the backward by itself."""
+    return candidate.recompute is not None and candidate.recompute.scope == "region"
 
 
 def _synced(candidate: Candidate) -> tuple[tuple[str, Split], ...]:

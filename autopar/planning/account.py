@@ -4,17 +4,18 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.graph.model_graph import Block
+from autopar.graph.model_graph import STREAM, Block
+from autopar.layouts.again import again_effects, reach, steps_again
 from autopar.layouts.convert import Step
 from autopar.layouts.effects import (
     closing_collectives,
     compute_effects,
-    saved_bytes,
     step_effects,
 )
 from autopar.layouts.flow import Choices, Flow, needs
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program
+from autopar.layouts.saved import saved_residents, shared_residents
 from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping
 from autopar.plan import CollectiveTotal, Predicted, StagePredicted
@@ -29,7 +30,7 @@ from autopar.planning.region_effects import (
     scalar_collectives,
     unused_effects,
 )
-from autopar.plugin import Effect, Resident
+from autopar.plugin import Effect
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,12 @@ def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str,
     for path, block in program.model.instances():
         flow = program.flows[path]
         chosen = program.choices[path]
-        for effect in instance_effects(block, flow, chosen, setting, state_ratio, path != ""):
+        group = program.group(path)
+        for effect in instance_effects(block, flow, chosen, setting, state_ratio, path, group):
             yield path, effect
-    for effect in unused_effects(program.model):
+    paths = [layer.path for layer in program.model.layers]
+    shared = shared_residents(program.model, setting, paths)
+    for effect in (*unused_effects(program.model), *shared):
         yield "", effect
     yield from _scalars(program)
 
@@ -101,16 +105,20 @@ def part_effects(program: Program, state_ratio: float, part: int) -> Iterator[tu
     skeleton, flow = program.model.skeleton, program.flows[""]
     name = skeleton_name(part // setting.schedule.table.stages)
     effects = itertools.chain(
-        instance_effects(skeleton, flow, program.choices[""], setting, state_ratio, False, here),
+        instance_effects(
+            skeleton, flow, program.choices[""], setting, state_ratio, "", ("",), here
+        ),
         boundary_effects(skeleton, cut, part, flow.made.__getitem__, setting),
         unused_effects(program.model) if part == 0 else (),
+        shared_residents(program.model, setting, cut.layers[part]),
         _sends(flow, here, setting),
     )
     for effect in effects:
         yield name, effect
     for path in cut.layers[part]:
         block, own, chosen = program.block(path), program.flows[path], program.choices[path]
-        for effect in instance_effects(block, own, chosen, setting, state_ratio, True):
+        group = program.group(path)
+        for effect in instance_effects(block, own, chosen, setting, state_ratio, path, group):
             yield path, effect
 
 
@@ -141,24 +149,30 @@ def instance_effects(
     choices: Choices,
     setting: Setting,
     state_ratio: float,
-    neighbours: bool,
+    path: str,
+    group: tuple[str, ...],
     here: Here | None = None,
 ) -> Iterator[Effect]:
-    """Every effect of one layer (`neighbours`), or of the skeleton: of what one part has of it."""
+    """Every effect of the layer `path`, or of the skeleton (""): of what one part has of it.
+    `group`: the layers that run again together with the layer."""
     yield from input_effects(block, setting, here)
     yield from buffer_effects(block, here)
-    for name, steps in _conversions(flow, here):
+    for name, need, steps in _conversions(flow, here):
         yield from step_effects(steps, name)
-    for region, candidate in flow.choices.items():
+        if _runs_again(flow, choices, name, need, path == group[-1]):
+            yield from steps_again(steps, name)
+    for region in flow.choices:
         ops = {
             n: t
             for n, t in flow.typings.items()
             if block.ops[n].region == region and (here is None or here.has(n))
         }
-        for name, typing in ops.items():
-            yield from compute_effects(block, block.ops[name], typing, setting)
-            yield from closing_collectives(block, block.ops[name], typing, setting)
-        yield Resident("saved", saved_bytes(block, RegionTyping(candidate, ops), setting))
+        for name, op in ops.items():
+            yield from compute_effects(block, block.ops[name], op, setting)
+            yield from closing_collectives(block, block.ops[name], op, setting)
+        yield from again_effects(block, choices[region], ops, setting, path == group[-1])
+        typing = RegionTyping(choices[region], ops)
+        yield from saved_residents(block, typing, setting, group, path)
     for owner in block.regions:
         chosen = choices[owner.name]
         for param in owner.params:
@@ -166,11 +180,11 @@ def instance_effects(
             layout = flow.params.get(placeholder, Layout())
             plan = chosen.param(param.name)
             yield from one_param(
-                block, plan, param.name, layout, setting, state_ratio, neighbours, here
+                block, plan, param.name, layout, setting, state_ratio, path != "", here
             )
 
 
-def _conversions(flow: Flow, here: Here | None) -> Iterator[tuple[str, tuple[Step, ...]]]:
+def _conversions(flow: Flow, here: Here | None) -> Iterator[tuple[str, Layout, tuple[Step, ...]]]:
     """Every conversion, or those for ops of a part."""
     wanted = None
     if here is not None:
@@ -178,7 +192,27 @@ def _conversions(flow: Flow, here: Here | None) -> Iterator[tuple[str, tuple[Ste
         wanted = {(source, need) for node, source, need in found if here.has(node.name)}
     for key, steps in flow.conversions.items():
         if wanted is None or key in wanted:
-            yield key[0], steps
+            yield *key, steps
+
+
+def _runs_again(flow: Flow, choices: Choices, name: str, need: Layout, ends: bool) -> bool:
+    """Whether a conversion is part of a second run: its first user is, and where a region runs
+    again alone, the value is made inside (others are converted before, and kept)."""
+    block = flow.block
+    users = [
+        u
+        for u in block.graph.nodes
+        if u.op in ("call_function", "output") and any(n.name == name for n in u.all_input_nodes)
+        if u.name not in block.prologue and flow.need(u, name) == need
+    ]
+    region = block.ops[users[0].name].region if users[0].op == "call_function" else STREAM
+    again = None if region is None else reach(block, choices[region], ends)
+    made = block.ops[name].region if name in block.ops else None
+    return (
+        again is not None
+        and again.takes(users[0].name)
+        and (again.scope == "layers" or made == region or block.is_weight(name))
+    )
 
 
 def model_flops(program: Program) -> int:

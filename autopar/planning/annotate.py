@@ -39,7 +39,7 @@ def annotate(
     active = [_configured(s, pins.get(s.name)) for s in strategies if _is_active(s, pins)]
     refusals: dict[str, dict[str, None]] = {}
     found = {Candidate(region.name): None}
-    for tier in ("dims", "state"):
+    for tier in ("dims", "state", "recompute"):
         members = [s for s in active if s.tier == tier]
         todo = list(found)
         while todo:
@@ -82,7 +82,7 @@ def _once(before: Candidate, after: Candidate | Refusal) -> Candidate | Refusal:
 
 
 def _order(candidate: Candidate) -> str:
-    return repr((candidate.made_by, candidate.splits))
+    return repr((candidate.made_by, candidate.splits, candidate.recompute))
 
 
 def _is_active(strategy: Strategy, pins: Mapping[str, StrategyPin]) -> bool:

@@ -16,6 +16,7 @@ from autopar.plan import (
     Certificate,
     ModelId,
     Plan,
+    RecomputeChoice,
     RegionChoice,
     ScheduleChoice,
 )
@@ -171,9 +172,15 @@ def region_choices(program: Program) -> tuple[RegionChoice, ...]:
             {name: dict(options) for name, options in candidate.made_by},
             {dim: axes(split) for dim, split in candidate.splits},
             {name: write_param(plan) for name, plan in candidate.params},
+            _recompute(candidate),
         )
         for (_, region, candidate), paths in joined.items()
     )
+
+
+def _recompute(candidate: Candidate) -> RecomputeChoice | None:
+    again = candidate.recompute
+    return None if again is None else RecomputeChoice(again.scope, again.layers)
 
 
 def _certificate(found: Found, options: SearchOptions, books: Account) -> Certificate:

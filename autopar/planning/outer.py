@@ -1,5 +1,6 @@
 """One outer candidate: its regions' candidates, or the reason why it can't run."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
 from autopar.graph.module_paths import region_paths
 from autopar.layouts.layout import Setting
+from autopar.layouts.program import group_of
 from autopar.mesh import split_size
 from autopar.planning.annotate import Candidates, annotate
 from autopar.planning.full_shards import one_full_shard
@@ -15,6 +17,7 @@ from autopar.planning.pins import Pins, matches
 from autopar.planning.price import RegionCandidates, SlotKey
 from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
 from autopar.planning.schedules import owner_of
+from autopar.planning.together import whole_layers
 from autopar.plugin import Strategy
 
 
@@ -74,7 +77,10 @@ def open_setting(
     kept = one_full_shard(refined)
     if isinstance(kept, str):
         return Dropped(setting, kept)
-    return Outer(setting, refine_setting(setting, factors), kept)
+    whole = whole_layers(kept, functools.partial(group_of, model))
+    if isinstance(whole, str):
+        return Dropped(setting, whole)
+    return Outer(setting, refine_setting(setting, factors), whole)
 
 
 def with_schedule(outer: Outer, asked: Setting) -> Outer:

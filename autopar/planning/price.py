@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch.fx
 
 from autopar.graph.model_graph import STREAM, Block, ModelGraph, Value
+from autopar.layouts.again import Reach, reach, steps_again
 from autopar.layouts.convert import ImpossibleError, convert
 from autopar.layouts.effects import step_effects
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.program import group_of
+from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout, type_region
 from autopar.planning.joined import Taken, unit_edges
@@ -21,13 +25,16 @@ from autopar.planning.region_effects import (
     region_effects,
     unused_effects,
 )
-from autopar.plugin import Candidate, Collective, Effect
+from autopar.planning.together import of_layer, together_edges
+from autopar.plugin import Candidate, Collective, Effect, Recomputed
 
 SlotKey = tuple[str, str]
 """(layer path, region)."""
 RegionCandidates = Mapping[SlotKey, tuple[Candidate, ...]]
 Need = tuple[SlotKey, tuple[Layout, ...]]
 """A slot, and the layout that each of its choices needs or makes."""
+Cross = tuple[Layout, bool]
+"""A layout in which a value crosses, and whether its layer runs again in the backward."""
 
 
 @dataclass
@@ -40,8 +47,12 @@ class Pricer:
     candidates: RegionCandidates
     state_ratio: float
     typings: dict[tuple[int, Candidate], RegionTyping] = field(default_factory=dict)
-    bills: dict[tuple[int, Candidate, object], Bill] = field(default_factory=dict)
-    conversions: dict[tuple[int, str, Layout, Layout], float | None] = field(default_factory=dict)
+    bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
+    conversions: dict[tuple[int, str, Layout, Layout, bool], float | None] = field(
+        default_factory=dict
+    )
+    reaches: dict[tuple[int, Candidate, bool], Reach | None] = field(default_factory=dict)
+    groups: dict[tuple[str, Recomputed | None], tuple[str, ...]] = field(default_factory=dict)
 
     def problem(self, limit_bytes: int) -> PlanningProblem:
         """The whole problem, slots in model order."""
@@ -55,13 +66,17 @@ class Pricer:
             for name, made, needs in self._values(path, block):
                 inside = [n for n in needs if n[0] == made[0]]
                 across = [n for n in needs if n[0] != made[0]]
+                mine = made[0][0] == path
+                choices = self.candidates[made[0]]
+                again = [mine and self._again(path, c, name) for c in choices]
                 for need in inside:
-                    self._add_inside(block, name, made, need, extra[made[0]])
+                    self._add_inside(block, name, made, need, again, extra[made[0]])
                 edge = self.edge(path, block, name, made, across, index)
                 if edge is not None:
                     edges.append(edge)
         slots = tuple(self._slot(key, extra[key]) for key in keys)
         edges += self._unit_edges(index)
+        edges += together_edges(self.candidates, self._group)
         base = self._base()
         return PlanningProblem(
             slots,
@@ -94,12 +109,13 @@ class Pricer:
     def bill(self, path: str, candidate: Candidate, here: Here | None = None) -> Bill:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part
         has of it."""
-        block = self.block(path)
-        key = (id(block), candidate, None if here is None else (here.cut.counts, here.part))
+        block, group = self.block(path), self._group(path, candidate)
+        part = None if here is None else (here.cut.counts, here.part)
+        key = (id(block), candidate, part, len(group), path == group[0], path == group[-1])
         if key not in self.bills:
             typing = self.typing(block, candidate)
             effects = region_effects(
-                block, typing, self.setting, self.state_ratio, path != "", here
+                block, typing, self.setting, self.state_ratio, path, group, here
             )
             bill = self.prices.bill(effects, self.setting.microbatches)
             if path == "":  # the skeleton's gathered parameters stay for the whole step
@@ -107,6 +123,13 @@ class Pricer:
                 bill = replace(bill, resident_bytes=resident, transient_bytes=0)
             self.bills[key] = bill
         return self.bills[key]
+
+    def _group(self, path: str, candidate: Candidate) -> tuple[str, ...]:
+        """The layers that run again with a layer whose region does this."""
+        key = (path, candidate.recompute)
+        if key not in self.groups:
+            self.groups[key] = group_of(self.model, path, candidate)
+        return self.groups[key]
 
     # ------------------------------------------------------------ slots
 
@@ -119,7 +142,11 @@ class Pricer:
         return Slot(f"{key[0]}/{key[1]}", tuple(choices), key[0])
 
     def _base(self) -> Bill:
-        total = self.prices.bill(unused_effects(self.model), self.setting.microbatches)
+        all_layers = (
+            *unused_effects(self.model),
+            *shared_residents(self.model, self.setting, [x.path for x in self.model.layers]),
+        )
+        total = self.prices.bill(all_layers, self.setting.microbatches)
         for _, block in self.model.instances():
             effects = [*input_effects(block, self.setting), *buffer_effects(block)]
             total += self.prices.bill(effects, self.setting.microbatches)
@@ -227,26 +254,56 @@ class Pricer:
 
         return unit_edges(units, call_s)
 
-    def conversion_s(self, block: Block, name: str, made: Layout, need: Layout) -> float | None:
-        """Seconds of a conversion in one step; None where it is impossible."""
-        key = (id(block), name, made, need)
+    def conversion_s(
+        self, block: Block, name: str, made: Layout, need: Layout, again: bool = False
+    ) -> float | None:
+        """Seconds of a conversion in one step, `again` in the backward as well; None where it is
+        impossible."""
+        key = (id(block), name, made, need, again)
         if key not in self.conversions:
             try:
                 steps = convert(block.values[name], made, need, self.setting)
             except ImpossibleError:
                 self.conversions[key] = None
             else:
-                bill = self.prices.bill(step_effects(steps, name), self.setting.microbatches)
+                effects = [*step_effects(steps, name), *(steps_again(steps, name) if again else ())]
+                bill = self.prices.bill(effects, self.setting.microbatches)
                 self.conversions[key] = bill.seconds
         return self.conversions[key]
 
+    def _again(self, path: str, candidate: Candidate, name: str) -> bool:
+        """Whether conversions of a value inside its region, or its layer, run again."""
+        block, ends = self.block(path), path == self._group(path, candidate)[-1]
+        key = (id(block), candidate, ends)
+        if key not in self.reaches:
+            self.reaches[key] = reach(block, candidate, ends)
+        found = self.reaches[key]
+        if found is None or (found.scope == "region" and name not in block.ops):
+            return False
+        return any(found.takes(user.name) for user in block.node(name).users)
+
     def _add_inside(
-        self, block: Block, name: str, made: Need, need: Need, extra: list[float | None]
+        self,
+        block: Block,
+        name: str,
+        made: Need,
+        need: Need,
+        again: Sequence[bool],
+        extra: list[float | None],
     ) -> None:
         for i, (start, end) in enumerate(zip(made[1], need[1], strict=True)):
-            seconds = self.conversion_s(block, name, start, end)
+            seconds = self.conversion_s(block, name, start, end, again[i])
             before = extra[i]
             extra[i] = None if seconds is None or before is None else before + seconds
+
+    def _crosses(self, path: str, block: Block, name: str, need: Need) -> tuple[Cross, ...]:
+        """With what a slot's choices make or need of a value of the block: whether the layer runs
+        again, and the value's conversions with it."""
+        out = []
+        for layout, candidate in zip(need[1], self.candidates[need[0]], strict=True):
+            whole = need[0][0] == path and of_layer(candidate) is not None
+            out.append((layout, whole and self._again(path, candidate, name)))
+        return tuple(out)
 
     def edge(
         self,
@@ -258,19 +315,24 @@ class Pricer:
         index: Mapping[SlotKey, int],
     ) -> Edge | None:
         """A value as an edge between slots; None where it costs nothing."""
-        layouts = list(dict.fromkeys([*made[1], *(x for need in needs for x in need[1])]))
-        number = {layout: i for i, layout in enumerate(layouts)}
-        sources, targets = set(made[1]), {x for need in needs for x in need[1]}
-        table = tuple(
-            tuple(
-                self.conversion_s(block, name, a, b) if a in sources and b in targets else 0.0
-                for b in layouts
-            )
-            for a in layouts
-        )
+        source = self._crosses(path, block, name, made)
+        rows = [self._crosses(path, block, name, need) for need in needs]
+        number = {one: i for i, one in enumerate(dict.fromkeys([*source, *chain(*rows)]))}
+        sources, targets = set(source), set(chain(*rows))
+
+        def seconds(a: Cross, b: Cross) -> float | None:
+            if a not in sources or b not in targets:
+                return 0.0
+            # Regions of one layer agree: what a pair that can't occur costs doesn't matter.
+            return self.conversion_s(block, name, a[0], b[0], a[1] and b[1])
+
+        table = tuple(tuple(seconds(a, b) for b in number) for a in number)
         if all(x == 0.0 for row in table for x in row):
             return None
-        zero = tuple((0,) * len(layouts) for _ in layouts)
-        uses = tuple(Use(index[key], tuple(number[x] for x in row)) for key, row in needs)
-        source = Use(index[made[0]], tuple(number[x] for x in made[1]))
-        return Edge(f"{path}:{name}", source, uses, table, zero)
+        zero = tuple((0,) * len(number) for _ in number)
+        uses = tuple(
+            Use(index[key], tuple(number[x] for x in row))
+            for (key, _), row in zip(needs, rows, strict=True)
+        )
+        start = Use(index[made[0]], tuple(number[x] for x in source))
+        return Edge(f"{path}:{name}", start, uses, table, zero)

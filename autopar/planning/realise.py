@@ -12,7 +12,7 @@ from autopar.plan import Plan, RegionChoice
 from autopar.planning.decide import model_id
 from autopar.planning.param_choice import read_param, read_split
 from autopar.planning.schedules import layer_axis
-from autopar.plugin import Candidate, ParamPlan, Schedule, Strategy
+from autopar.plugin import Candidate, ParamPlan, Recomputed, Schedule, Strategy
 
 
 def realise(model: ModelGraph, plan: Plan, strategies: Sequence[Strategy]) -> Program:
@@ -129,9 +129,12 @@ def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
     makers: Mapping[str, tuple[tuple[str, bool | int | float | str | None], ...]] = {
         name: tuple(sorted(options.items())) for name, options in choice.strategies.items()
     }
+    given = choice.recompute
+    again = None if given is None else Recomputed(given.scope, given.layers)
     return Candidate(
         choice.region,
         tuple(sorted(splits.items())),
         tuple(sorted(params.items())),
         tuple(sorted(makers.items())),
+        again,
     )

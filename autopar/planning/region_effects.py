@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from autopar.graph.model_graph import Block, ModelGraph, Value
+from autopar.layouts.again import again_effects
 from autopar.layouts.effects import (
     closing_collectives,
     compute_effects,
     param_effects,
     param_layout,
-    saved_bytes,
     shard_numel,
 )
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.saved import saved_residents
 from autopar.layouts.stages import Cut, Here
 from autopar.layouts.typing import RegionTyping
 from autopar.mesh import AxisPart, split_size
@@ -27,20 +28,23 @@ def region_effects(
     typing: RegionTyping,
     setting: Setting,
     state_ratio: float,
-    neighbours: bool,
+    path: str,
+    group: tuple[str, ...],
     here: Here | None = None,
 ) -> Iterator[Effect]:
-    """Ops, saved tensors and parameters of a region (conversions at its boundary are edges).
-    `neighbours`: it is a layer's. `here`: only what this part of the skeleton has."""
+    """Ops, saved tensors and parameters of a region of the layer `path` ("": the skeleton), which
+    runs again in the backward with its `group`. (Conversions at its boundary are edges.) `here`:
+    only what this part of the skeleton has."""
     candidate = typing.candidate
     ops = {name: t for name, t in typing.ops.items() if here is None or here.has(name)}
     for name, op_typing in ops.items():
         yield from compute_effects(block, block.ops[name], op_typing, setting)
         yield from closing_collectives(block, block.ops[name], op_typing, setting)
-    yield Resident("saved", saved_bytes(block, RegionTyping(candidate, ops), setting))
+    yield from again_effects(block, candidate, ops, setting, path == group[-1])
+    yield from saved_residents(block, RegionTyping(candidate, ops), setting, group, path)
     for name, layout in param_layouts(block, typing).items():
         plan = candidate.param(name)
-        yield from one_param(block, plan, name, layout, setting, state_ratio, neighbours, here)
+        yield from one_param(block, plan, name, layout, setting, state_ratio, path != "", here)
 
 
 def param_layouts(block: Block, typing: RegionTyping) -> Mapping[str, Layout]:

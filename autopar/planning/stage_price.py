@@ -7,6 +7,7 @@ from functools import cached_property
 
 from autopar.graph.model_graph import Block
 from autopar.layouts.layout import Layout
+from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
 from autopar.layouts.typing import input_layout
 from autopar.planning.joined import Taken, unit_edges
@@ -123,6 +124,7 @@ class StagePricer:
             effects += [*input_effects(model.skeleton, setting, where)]
             effects += [*buffer_effects(model.skeleton, where)]
             effects += boundary_effects(model.skeleton, self.cut, part, self._at_most, setting)
+            effects += shared_residents(model, setting, self.cut.layers[part])
             for path in self.cut.layers[part]:
                 block = self.pricer.block(path)
                 effects += [*input_effects(block, setting), *buffer_effects(block)]

@@ -1,5 +1,6 @@
 """A plan from outside → Program: nothing runs that the strategies at hand wouldn't propose."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -9,7 +10,7 @@ from autopar.errors import AutoparError
 from autopar.graph.model_graph import Block, ModelGraph
 from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.layout import Setting
-from autopar.layouts.program import Program
+from autopar.layouts.program import Program, group_of
 from autopar.mesh import Mesh
 from autopar.plan import Plan
 from autopar.planning.annotate import Candidates, annotate
@@ -22,6 +23,7 @@ from autopar.planning.pins import strategy_pin
 from autopar.planning.realise import check_model, place, read_schedule, realise
 from autopar.planning.refine_mesh import Factors, factors_of, refine_candidate, refine_setting
 from autopar.planning.separable import why_inseparable
+from autopar.planning.together import disagreement
 from autopar.plugin import Candidate, Region, Strategy
 
 
@@ -50,6 +52,9 @@ def verify(
     )
     if isinstance(alike, str):
         raise AutoparError(f"the plan can't run: {alike}")
+    apart = disagreement(program.choices, functools.partial(group_of, model))
+    if apart is not None:
+        raise AutoparError(f"the plan can't run: {apart}")
     try:
         program.flows  # noqa: B018 (made on first use)
     except ImpossibleError as error:
@@ -198,7 +203,8 @@ def _check_made(
         raise AutoparError(f"{where} can't be run by {who}: {_why_not(candidate, named, found)}")
     raise AutoparError(
         f"{where} isn't what its strategies make. By {who} it has {_choice_text(made[0])}; in the "
-        f"plan it has {_choice_text(candidate)}. Change its strategies, splits and params together"
+        f"plan it has {_choice_text(candidate)}. Change its strategies, splits, params and "
+        "recompute together"
     )
 
 
@@ -244,4 +250,6 @@ def _choice_text(candidate: Candidate) -> str:
     ]
     sharded = [name for name, _ in candidate.params]
     params = f"{len(sharded)} parameters sharded" if sharded else "no parameter sharded"
-    return f"{', '.join(splits) or 'no splits'} and {params}"
+    again = candidate.recompute
+    kept = f", {again.scope} recomputed" if again else ""
+    return f"{', '.join(splits) or 'no splits'} and {params}{kept}"

@@ -20,7 +20,13 @@ from autopar.runtime.gradient_sync import gradient, keep_state, state
 from autopar.runtime.launch import initialise
 from autopar.runtime.layout import cat, split
 from autopar.runtime.opaque import OpaqueLayer
-from autopar.runtime.parameters import Container, Declaration, declare, declare_layers
+from autopar.runtime.parameters import (
+    Container,
+    Declaration,
+    declare,
+    declare_layers,
+    run_layers,
+)
 from autopar.runtime.process_mesh import Group, ProcessMesh
 from autopar.runtime.program import run_program
 from autopar.runtime.random_stream import masks_apart
@@ -53,6 +59,7 @@ __all__ = [
     "once",
     "reduce_scatter",
     "ring",
+    "run_layers",
     "run_program",
     "shard",
     "shard_fully",

@@ -4,10 +4,10 @@ parts of.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autopar.errors import AutoparError
 from autopar.runtime.layout import Dim, axes_of, local_shape, whole_size
@@ -70,7 +70,15 @@ class Container(nn.Module):
         self.sharded: dict[str, Sharded] = {}
         """How ZeRO shards declared parameters, by the same names."""
 
-    def __getitem__(self, index: int) -> nn.Module:
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[nn.Module]: ...
+
+    def __getitem__(self, index: int | slice) -> nn.Module | list[nn.Module]:
+        if isinstance(index, slice):
+            return list(self)[index]
         return self.get_submodule(str(index))
 
     def __iter__(self) -> Iterator[nn.Module]:
@@ -130,6 +138,15 @@ def declare_layers(
     for key, layer in named.items():
         _check_free(parent, str(key))
         parent.add_module(str(key), layer)
+
+
+def run_layers(layers: Sequence[nn.Module], carried: int, *tensors: Tensor) -> Tensor:
+    """Runs layers one after the other; each takes `tensors`, but at index `carried` what the layer
+    before returned."""
+    given = list(tensors)
+    for layer in layers:
+        given[carried] = layer(*given)
+    return given[carried]
 
 
 def declared(root: nn.Module) -> Iterator[tuple[str, Container, str, Declaration]]:

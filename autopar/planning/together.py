@@ -1,0 +1,109 @@
+"""Choices that are only taken together: a layer runs again in the backward as a whole, or not; and
+so do all layers of a group, which are then alike."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from autopar.planning.problem import Edge, Use
+from autopar.plugin import Candidate, Recomputed
+
+SlotKey = tuple[str, str]
+"""(layer path, region)."""
+Regions = Mapping[SlotKey, Sequence[Candidate]]
+GroupOf = Callable[[str, Candidate], tuple[str, ...]]
+"""The layers that run again with a layer whose region does this."""
+
+
+def of_layer(candidate: Candidate) -> Recomputed | None:
+    """What the whole layer runs again with, or None where it doesn't."""
+    again = candidate.recompute
+    return again if again is not None and again.scope == "layers" else None
+
+
+def whole_layers(
+    candidates: Mapping[SlotKey, tuple[Candidate, ...]], group_of: GroupOf
+) -> Mapping[SlotKey, tuple[Candidate, ...]] | str:
+    """The candidates without those that would run a layer again of which some region can't; where a
+    region has no others, why that can't run."""
+    while True:
+        offered: dict[str, set[Recomputed]] = {}
+        for (path, _), choices in candidates.items():
+            mine = {again for c in choices if (again := of_layer(c)) is not None}
+            offered[path] = offered[path] & mine if path in offered else mine
+        kept: dict[SlotKey, tuple[Candidate, ...]] = {}
+        for key, choices in candidates.items():
+            kept[key] = tuple(
+                c
+                for c in choices
+                if (again := of_layer(c)) is None
+                or all(again in offered[path] for path in group_of(key[0], c))
+            )
+            if not kept[key]:
+                return _why(key, choices[0], candidates)
+        if kept == candidates:
+            return kept
+        candidates = kept
+
+
+def _why(key: SlotKey, candidate: Candidate, candidates: Regions) -> str:
+    again = of_layer(candidate)
+    others = sorted({r for p, r in candidates if p == key[0] and r != key[1]})
+    return (
+        f"{key[1]} of {key[0]} would run again in the backward with its whole layer ({again}), "
+        f"which other regions of these layers may not ({', '.join(others)}): let all say the same"
+    )
+
+
+def together_edges(candidates: Regions, group_of: GroupOf) -> Iterator[Edge]:
+    """Forbids that regions of a layer disagree on whether it runs again, and that layers of a group
+    differ."""
+    keys = list(candidates)
+    index = {key: i for i, key in enumerate(keys)}
+    layers: dict[str, list[SlotKey]] = {}
+    for key in keys:
+        layers.setdefault(key[0], []).append(key)
+    for path, mine in layers.items():
+        rows = [tuple(of_layer(c) for c in candidates[key]) for key in mine]
+        if len(mine) > 1 and any(again is not None for row in rows for again in row):
+            yield _equal(f"{path}: runs again as a whole", [index[k] for k in mine], rows)
+    pairs: dict[tuple[SlotKey, SlotKey], None] = {}
+    for key, choices in candidates.items():
+        for candidate in choices:
+            for other in group_of(key[0], candidate)[1:] if of_layer(candidate) else ():
+                pairs[(group_of(key[0], candidate)[0], key[1]), (other, key[1])] = None
+    for first, second in pairs:
+        alike = [tuple(_alike(c) for c in candidates[key]) for key in (first, second)]
+        name = f"{first[0]}, {second[0]}: {first[1]} runs again alike"
+        yield _equal(name, [index[first], index[second]], alike)
+
+
+def _alike(candidate: Candidate) -> object:
+    """What must be equal in the layers of a group; nothing where it is the layer's own affair."""
+    again = of_layer(candidate)
+    return None if again is None or again.layers == 1 else (again, candidate.splits)
+
+
+def _equal(name: str, slots: Sequence[int], rows: Sequence[Sequence[object]]) -> Edge:
+    """An edge over which only equals go."""
+    number = {one: i for i, one in enumerate(dict.fromkeys(x for row in rows for x in row))}
+    indices = [tuple(number[x] for x in row) for row in rows]
+    table = tuple(tuple(0.0 if a == b else None for b in number.values()) for a in number.values())
+    zero = tuple((0,) * len(number) for _ in number)
+    source, *uses = [Use(slot, row) for slot, row in zip(slots, indices, strict=True)]
+    return Edge(name, source, tuple(uses), table, zero)
+
+
+def disagreement(choices: Mapping[str, Mapping[str, Candidate]], group_of: GroupOf) -> str | None:
+    """Why chosen candidates can't run: a layer, or a group, of which parts run again and others
+    don't."""
+    for path, regions in choices.items():
+        for region, candidate in regions.items():
+            for other in group_of(path, candidate) if of_layer(candidate) else ():
+                for name, its in choices[other].items():
+                    if of_layer(its) != of_layer(candidate):
+                        return (
+                            f"{region} of {path} runs again in the backward with {other} as a "
+                            f"whole, but {name} there doesn't say so"
+                        )
+                if _alike(choices[other][region]) != _alike(candidate):
+                    return f"{region} of {path} and of {other} run again together, but differ"
+    return None
