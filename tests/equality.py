@@ -126,7 +126,8 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
     "full_zero3": {"dp": 4, "recompute": "full", "zero": 3},
     "full_zero3_microbatches2": {"dp": 4, "recompute": "full", "zero": 3, "microbatches": 2},
     "full_zero2_microbatches2": {"dp": 4, "recompute": "full", "zero": 2, "microbatches": 2},
-    "together": {"dp": 4, "recompute": {"scope": "full", "together": 2}, "zero": 1},
+    "together": {"dp": 4, "recompute": {"scope": "full", "together": 2}},
+    "together_zero1": {"dp": 4, "recompute": {"scope": "full", "together": 2}, "zero": 1},
     "together_tp2_sequence": {**TP2_SEQUENCE, "recompute": {"scope": "full", "together": 2}},
     "some_layers": {
         **TP2_SEQUENCE,

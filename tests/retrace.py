@@ -59,7 +59,7 @@ def retrace(program: autopar.Compiled, model: nn.Module, batch: Any) -> Retrace:
     accelerators' kernels keep."""
     module = run_program(program.source)
     parallel = TrainingModule(module, device_type="cpu")
-    parallel.load_weights(model.state_dict())
+    parallel.load_from_rank0(model)
     pieces = parallel._microbatches(parallel.shard_batch(batch))
     counts = parallel._counts(pieces)
     given = [*parallel.model.parameters(), *parallel.model.buffers(), *pytree.tree_leaves(pieces)]
@@ -92,7 +92,7 @@ def _recorded_attention() -> Iterator[None]:
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **_: Any) -> Any:
         made: Any = recorded._Attention.apply(query, key, value, attn_mask)  # type: ignore[no-untyped-call]
-        return made.zero_()
+        return made
 
     nn.functional.scaled_dot_product_attention = attention  # type: ignore[assignment]
     try:

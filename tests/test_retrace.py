@@ -16,6 +16,9 @@ from autopar.planning.realise import realise
 from autopar.plugin import Compute
 
 KEPT = 0.02
+VIEWS = 0.05
+"""Llama over tp 2 has one kv head on a rank: repeating it for its queries is a view then, where the
+division of the whole graph counts a copy."""
 CASES = (
     "dp4",
     "tp4",
@@ -50,11 +53,11 @@ def test_divisions_equal_a_retrace(pool4: Pool, model: str) -> None:
     for case, (found, text) in zip(CASES, pool4.run(run, model, CASES)[0], strict=True):
         plan = autopar.Plan.from_json(text)
         memory = plan.predicted.memory
-        assert found.saved_bytes == pytest.approx(memory["saved"], rel=KEPT), case
-        if "recompute" in text and case != "together":  # there zero 1 needs bytes for a moment too
-            again = memory.get("transient", 0)
-            peak = found.saved_bytes + found.again_bytes
-            assert peak == pytest.approx(memory["saved"] + again, rel=KEPT), case
+        off = VIEWS if model == "llama" and plan.axes["tp"] == 2 else KEPT
+        assert found.saved_bytes == pytest.approx(memory["saved"], rel=off), case
+        if any(choice.recompute for choice in plan.regions):
+            peak, planned_peak = found.saved_bytes + found.again_bytes, memory["saved"]
+            assert peak == pytest.approx(planned_peak + memory["transient"], rel=off), case
         effects = [effect for _, effect in program_effects(realise(graph, plan, ()), 2.0)]
         planned = sum(
             e.flops

@@ -14,7 +14,7 @@ from autopar.layouts.effects import (
 )
 from autopar.layouts.flow import Choices, Flow, needs
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.program import Program
+from autopar.layouts.program import Program, runs_alone
 from autopar.layouts.saved import saved_residents, shared_residents
 from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping
@@ -30,7 +30,7 @@ from autopar.planning.region_effects import (
     scalar_collectives,
     unused_effects,
 )
-from autopar.plugin import Effect
+from autopar.plugin import Effect, Resident
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,7 @@ def instance_effects(
         yield from step_effects(steps, name)
         if _runs_again(flow, choices, name, need, path == group[-1]):
             yield from steps_again(steps, name)
+    moments: list[int] = []
     for region in flow.choices:
         ops = {
             n: t
@@ -172,7 +173,13 @@ def instance_effects(
             yield from closing_collectives(block, block.ops[name], op, setting)
         yield from again_effects(block, choices[region], ops, setting, path == group[-1])
         typing = RegionTyping(choices[region], ops)
-        yield from saved_residents(block, typing, setting, group, path)
+        for resident in saved_residents(block, typing, setting, group, path):
+            if resident.what == "transient" and runs_alone(choices[region]):
+                moments.append(resident.bytes)
+            else:
+                yield resident
+    if moments:  # one region runs again at a time
+        yield Resident("transient", max(moments))
     for owner in block.regions:
         chosen = choices[owner.name]
         for param in owner.params:
