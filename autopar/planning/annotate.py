@@ -11,6 +11,8 @@ from autopar.planning.pins import StrategyPin
 from autopar.planning.schedules import owner_of
 from autopar.plugin import Candidate, Refusal, Region, Strategy
 
+TIERS = ("dims", "state", "recompute")
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -39,7 +41,7 @@ def annotate(
     active = [_configured(s, pins.get(s.name)) for s in strategies if _is_active(s, pins)]
     refusals: dict[str, dict[str, None]] = {}
     found = {Candidate(region.name): None}
-    for tier in ("dims", "state", "recompute"):
+    for tier in TIERS:
         members = [s for s in active if s.tier == tier]
         todo = list(found)
         while todo:
@@ -129,7 +131,7 @@ def _pinned(
 ) -> tuple[list[Candidate], frozenset[str]]:
     """Keep what every pinned strategy took part in, where it could; owners of axes first."""
     missed = set()
-    ordered = sorted(strategies, key=lambda s: (not s.axes(), s.tier != "dims", s.name))
+    ordered = sorted(strategies, key=lambda s: (not s.axes(), TIERS.index(s.tier), s.name))
     for strategy in ordered:
         pin = pins.get(strategy.name)
         if pin is None or pin is False:
