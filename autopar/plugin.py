@@ -77,7 +77,10 @@ class Dim:
     """A named dim that a region's tensors carry.
 
     `internal` dims are born and contracted inside the region; the others cross its boundary.
-    `blocked` says why the dim can't be split inside this region ("" where it can).
+    `blocked` says why the dim can't be split inside this region ("" where it can). `rows`: of a dim
+    of experts, the dims of the tokens that are sorted by them. It may then be split, blocked or
+    not, over axes that split one of those as well: tokens are sent to the ranks that hold their
+    experts.
     """
 
     name: str
@@ -85,16 +88,19 @@ class Dim:
     role: Role
     internal: bool
     blocked: str = ""
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ParamInfo:
-    """A parameter owned by a region: its name within the block, whole shape and dtype name."""
+    """A parameter owned by a region: its name within the block, whole shape and dtype name.
+    `experts`: the dims with `rows` that it is split along wherever the region splits them."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     trainable: bool
+    experts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -325,6 +331,11 @@ class Strategy(abc.ABC):
 
         Yielding nothing means that the strategy has nothing to say here (its axis has size 1, say).
         """
+
+    def misfit(self, regions: Iterable[Region], mesh: Mesh) -> str | None:
+        """Why a model with these regions can't use this strategy's axes on this mesh, or None: for
+        an axis that would have nothing to do of its own."""
+        return None
 
     def schedules(self, mesh: Mesh, microbatches: int, layers: int) -> Iterable[Schedule | Refusal]:
         """For the owner of an axis that splits layers: in which ways a model of so many layers may

@@ -27,6 +27,9 @@ class Zero(Strategy):
     to the planner. `within`: hybrid, sharded over neighbouring groups of that many ranks and
     replicated across them; None shards over all of them.
 
+    Weights of experts that lie on different ranks are sharded over the ranks that share them, and
+    under stage 3 like those of stage 2.
+
     Communication that follows (Rajbhandari et al. 2020): the value is all-gathered once a step (1,
     2) or for every forward and every backward (3); the gradient is reduce-scattered instead of
     all-reduced, once a step (1) or in every backward (2, 3). Where hybrid, the shards of gradients
@@ -73,9 +76,19 @@ class Zero(Strategy):
         options = {} if self.within is None else {"within": self.within}
         for stage in STAGES if self.stage is None else (self.stage,):
             plan = ParamPlan(axes if stage > 2 else (), axes if stage > 1 else (), axes)
-            yield candidate.with_params(
-                self.name, dict.fromkeys(names, plan), stage=stage, **options
-            )
+            plans = dict.fromkeys(names, plan)
+            for param in region.params:
+                own = {part.axis for dim in param.experts for part in candidate.split(dim)}
+                if param.name in plans and own:
+                    plans[param.name] = _of_experts(plan, own)
+            yield candidate.with_params(self.name, plans, stage=stage, **options)
+
+
+def _of_experts(plan: ParamPlan, own: set[str]) -> ParamPlan:
+    """The plan of a weight that is itself split over some of these axes: it is sharded over the
+    others. Its value stays whole: FSDP2 gathers those of one layer over one group."""
+    rest = tuple(part for part in plan.state if part.axis not in own)
+    return ParamPlan((), rest if plan.grad else (), rest)
 
 
 def _group(split: Split, mesh: Mesh, within: int | None) -> Split | Refusal:

@@ -118,7 +118,10 @@ def test_diff(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["diff", plan, "other/plan.json"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["decisions", "  axes: pp 1 · dp 4 · tp 1 → pp 1 · dp 1 · tp 4"]
+    assert lines[:2] == [
+        "decisions",
+        "  axes: pp 1 · dp 4 · ep 1 · tp 1 → pp 1 · dp 1 · ep 1 · tp 4",
+    ]
     assert lines.index("figures") > 2
 
 
@@ -212,7 +215,7 @@ def test_a_model_that_cannot_be_had(
         (["cpu:4", "--pin", "{"], "this is not the JSON of --pin: Expecting property name"),
         (["cpu:4", "--pin", "[4]"], "--pin must be a JSON object, not [4]"),
         (["cpu:4", "--pin", '{"dp": 2, "dp": 4}'], "an object has the key 'dp' twice"),
-        (["cpu:4", "--pin", '{"ep": 4}'], "pin: 'ep' is neither an axis"),
+        (["cpu:4", "--pin", '{"xp": 4}'], "pin: 'xp' is neither an axis"),
         (["cpu:4", "--forbid", "magic"], "forbid: 'magic' is neither an axis"),
         (["tpu:4"], "unknown preset 'tpu'"),
         (["cluster.json"], "can't read cluster.json: No such file"),

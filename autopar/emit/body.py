@@ -20,7 +20,8 @@ from autopar.graph.again import pieces
 from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import arguments, class_of, drops, op_name, shape_of
 from autopar.graph.rules.shapes import slice_bounds
-from autopar.layouts.flow import Flow
+from autopar.layouts.convert import EXCHANGES, Step
+from autopar.layouts.flow import Flow, normal
 from autopar.layouts.layout import Layout
 from autopar.layouts.program import runs_alone
 from autopar.layouts.typing import input_layout
@@ -43,6 +44,7 @@ class Body:
         self.texts: dict[tuple[str, Layout], str] = {}
         self.outputs: dict[str, list[str]] = {}
         self.products: dict[str, str] = {}
+        self.routings: dict[tuple[str, Layout], str] = {}
         self.printer = Printer(self)
         self.region: str | None = None
         self.used_functions: set[str] = set()
@@ -58,7 +60,10 @@ class Body:
     def out_shape(self, node: torch.fx.Node) -> list[str]:
         """Local sizes of the result's dims."""
         layout = self.made(node.name)
-        return [self.lengths.text(expr, layout) for expr in self.block.values[node.name].dims]
+        dims = self.block.values[node.name].dims
+        if layout.dispatched:  # only the run knows how many rows came in
+            return ["-1", *(self.lengths.text(expr, layout) for expr in dims[1:])]
+        return [self.lengths.text(expr, layout) for expr in dims]
 
     def pieces(self, node: torch.fx.Node) -> list[str]:
         """Local sizes of a split's outputs along its dim."""
@@ -136,16 +141,37 @@ class Body:
             stem = text if text.isidentifier() else wish(self._node(name))
             for step in self.flow.conversions[name, need]:
                 self.used_functions.add(step.function)
+                if step.function in EXCHANGES:
+                    text = self._exchange(step, name, need, text)
+                    continue
                 where = f"dim={step.dim}, " if step.dim is not None else ""
                 axes = ", ".join(f'"{part.axis}"' for part in step.parts)
                 axis = f"axis=self.mesh[{axes}]"
                 text = f"{step.function}({text}, {where}{axis})"
-            if self.flow.conversions[name, need]:
+            if (name, need) in self.routings:
+                text = f"{self.routings[name, need]}.ends"
+            elif self.flow.conversions[name, need]:
                 variable = self.names.fresh(f"{stem}_{_suffix(self.flow, name, need)}")
                 self.lines.append(f"{variable} = {text}")
                 text = variable
             self.texts[name, need] = text
         return self.texts[name, need]
+
+    def _exchange(self, step: Step, name: str, need: Layout, text: str) -> str:
+        """Rows that travel to their experts or back, along a route that is found once."""
+        if step.function == "route":
+            axes = self.printer.axis(tuple(part.axis for part in step.parts))
+            variable = self.names.fresh("routing")
+            self.lines.append(f"{variable} = route({text}, {axes})")
+            self.routings[name, need] = variable
+            return variable
+        route, typings = self.block.routes[str(self.block.ops[name].region)], self.flow.typings
+        (ends,) = {
+            typings[n].needs[route.ends] for n in route.on_rows if route.ends in typings[n].needs
+        }
+        ends = normal(self.block.values[route.ends], ends)
+        self.converted(route.ends, ends)
+        return f"{step.function}({text}, {self.routings[route.ends, ends]})"
 
     def _node(self, name: str) -> torch.fx.Node:
         return self.block.node(name)
@@ -319,6 +345,8 @@ def _suffix(flow: Flow, name: str, need: Layout) -> str:
     functions = [step.function for step in flow.conversions[name, need]]
     if any(f in ("all_gather", "unshard") for f in functions):
         return "full"
+    if any(f in EXCHANGES for f in functions):
+        return "sent" if functions[-1] == "dispatch" else "back"
     if any("reduce" in f for f in functions):
         return "sum" if "reduce_scatter" not in functions else "local"
     return "local" if any(f in ("shard", "local_part") for f in functions) else "shared"

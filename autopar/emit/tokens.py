@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
 import torch.fx
 
 from autopar.graph.ops import arguments, op_name
@@ -73,7 +74,10 @@ def _searchsorted(node: torch.fx.Node, text: Text) -> str:
 def _grouped_mm(node: torch.fx.Node, text: Text) -> str:
     args = arguments(node)
     rows, weights = args.get("input", args.get("self")), args.get("weight", args.get("mat2"))
-    return _call("F.grouped_mm", text(rows), text(weights), offs=text(args["offs"]))
+    # torch's own takes no float64.
+    wide = node.meta["val"].dtype == torch.float64
+    function = "grouped_mm" if wide else "F.grouped_mm"
+    return _call(function, text(rows), text(weights), offs=text(args["offs"]))
 
 
 _FORMS: Mapping[str, Form] = {

@@ -200,6 +200,7 @@ def _block(
                 op_work(node) if node.name in known.opaque else None,
                 frozenset(n.name for n in info.shares),
             )
+    routes = regions.routes()
     saved = tuple(SavedTensor(*record) for record in saved_tensors(graph))
     names = tuple(n.name for n in counts)
     prologue = _prologue(graph, counts)
@@ -212,7 +213,16 @@ def _block(
         if find(f).segments is None and find(f).order_of is None
     )
     return Block(
-        captured, graph, values, ops, regions.freeze(), saved, names, prologue, known.opaque
+        captured,
+        graph,
+        values,
+        ops,
+        regions.freeze(routes),
+        saved,
+        names,
+        prologue,
+        known.opaque,
+        routes,
     )
 
 

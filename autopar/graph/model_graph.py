@@ -10,6 +10,7 @@ from autopar.capture.opaque_code import OpaqueWork
 from autopar.capture.probe import draws_for_all
 from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import drops
+from autopar.graph.routes import Route
 from autopar.plugin import Region
 
 STREAM = "stream"
@@ -76,6 +77,8 @@ class Block:
     prologue: frozenset[str]
     """Ops that serve the counts alone; forward gets those from outside."""
     opaque: Mapping[str, str]
+    routes: Mapping[str, Route]
+    """Region → how its tokens can be sent to the ranks that hold their experts."""
     shared: frozenset[str] = frozenset()
     """Inputs without a gradient that several layers take alike: what keeps one keeps it for all."""
 

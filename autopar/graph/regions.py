@@ -6,8 +6,8 @@ remains is the block's "stream": norms, residual adds, and the block's boundary.
 gradient are input ops: they run unsplit but for the batch, and are sliced where they are used.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import networkx as nx
 import torch.fx
@@ -20,6 +20,7 @@ from autopar.graph.factors import Factor, Product, leaves, resolve
 from autopar.graph.flags import Flags
 from autopar.graph.model_graph import STREAM
 from autopar.graph.ops import VIEW_CLASSES, class_of, drops, is_tensor, op_name, shape_of
+from autopar.graph.routes import Route, find_route
 from autopar.plugin import Dim, ParamInfo, Region, Role
 
 ROLES: dict[str, Role] = {
@@ -98,13 +99,23 @@ class BlockRegions:
                         out.setdefault(f, f"{n.name} has it twice")
         return out
 
-    def freeze(self) -> tuple[Region, ...]:
-        """The regions as plugins see them; the stream first."""
-        names = [STREAM, *(internal.name for internal in self.internal)]
-        return tuple(self._region(name) for name in names)
+    def routes(self) -> dict[str, Route]:
+        """Region → how its tokens can be sent to their experts. Dims must be named."""
+        found = {name: find_route(self, self._nodes(name)) for name in self._names()}
+        return {name: route for name, route in found.items() if route is not None}
 
-    def _region(self, name: str) -> Region:
-        nodes = [n for n in self.graph.nodes if self.owner.get(n.name) == name]
+    def freeze(self, routes: Mapping[str, Route]) -> tuple[Region, ...]:
+        """The regions as plugins see them; the stream first."""
+        return tuple(self._region(name, routes.get(name)) for name in self._names())
+
+    def _names(self) -> list[str]:
+        return [STREAM, *(internal.name for internal in self.internal)]
+
+    def _nodes(self, name: str) -> list[torch.fx.Node]:
+        return [n for n in self.graph.nodes if self.owner.get(n.name) == name]
+
+    def _region(self, name: str, route: Route | None) -> Region:
+        nodes = self._nodes(name)
         inner = {f for r in self.internal if r.name == name for f in r.leaves}
         found: dict[Factor, None] = {}
         if name == STREAM:
@@ -119,8 +130,12 @@ class BlockRegions:
             if internal.name == name:  # a table's rows, say, lie in no activation
                 found.update(dict.fromkeys(internal.leaves))
         dims = tuple(self._dim(f, f in inner, nodes, name) for f in found)
+        if route is not None:
+            dims = tuple(
+                replace(d, rows=route.rows) if d.name in route.experts else d for d in dims
+            )
         dropout = any(_drops(node) for node in nodes)
-        return Region(name, self.captured.name, dims, self._params(name), dropout)
+        return Region(name, self.captured.name, dims, self._params(name, route), dropout)
 
     def _dim(self, leaf: Factor, internal: bool, nodes: list[torch.fx.Node], name: str) -> Dim:
         role = ROLES.get(leaf.hint, "other")
@@ -168,7 +183,7 @@ class BlockRegions:
                     return f"it is not the major part of a dim of {n.name}"
         return ""
 
-    def _params(self, name: str) -> tuple[ParamInfo, ...]:
+    def _params(self, name: str, route: Route | None) -> tuple[ParamInfo, ...]:
         out = []
         for node in self.graph.nodes:
             if node.name in self.captured.params:
@@ -181,9 +196,15 @@ class BlockRegions:
                             shape_of(node),
                             dtype,
                             node.name in self.flags.needs_grad,
+                            _experts_of(route, node),
                         )
                     )
         return tuple(out)
+
+
+def _experts_of(route: Route | None, weight: torch.fx.Node) -> tuple[str, ...]:
+    inside = route is not None and all(user.name in route.span for user in weight.users)
+    return route.experts if route is not None and inside else ()
 
 
 _PART_OF_SUM = "the op sums over it and what it is concatenated with"

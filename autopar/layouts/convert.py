@@ -11,17 +11,22 @@
 | I → S | shard: slice (all-gather) |
 | V → S, or no gradient | local_part: slice (zero padding) |
 | V → I | once: identity (kept on the first rank) |
+| S → D | dispatch: all-to-all (combine); of where experts' rows end: route |
+| D → S | combine: all-to-all (dispatch) |
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autopar.graph.factors import Order
 from autopar.graph.model_graph import Value
 from autopar.layouts.layout import Layout, Setting, major_dim, names
 from autopar.mesh import AxisPart, Split
 
 GATHERS = frozenset({"all_gather", "unshard"})
-CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
+EXCHANGES = frozenset({"dispatch", "combine", "route"})
+"""Steps that take rows to their experts and back, along a region's route."""
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 FORWARD: dict[str, CollectiveOp] = {
     "all_reduce": "all_reduce",
@@ -29,6 +34,9 @@ FORWARD: dict[str, CollectiveOp] = {
     "reduce_scatter": "reduce_scatter",
     "all_gather": "all_gather",
     "unshard": "all_gather",
+    "dispatch": "all_to_all",
+    "combine": "all_to_all",
+    "route": "all_to_all",
 }
 BACKWARD: dict[str, CollectiveOp] = {
     "enter": "all_reduce",
@@ -36,6 +44,8 @@ BACKWARD: dict[str, CollectiveOp] = {
     "reduce_scatter": "all_gather",
     "all_gather": "reduce_scatter",
     "shard": "all_gather",
+    "dispatch": "all_to_all",
+    "combine": "all_to_all",
 }
 
 
@@ -61,10 +71,12 @@ def convert(value: Value, made: Layout, needed: Layout, setting: Setting) -> tup
     if not value.needs_grad:
         made, needed = made.forward_only(), needed.forward_only()
     walk = _Walk(value, made, needed, setting)
+    walk.combine()
     walk.reduce()
     walk.gather()
     walk.slice()
     walk.relabel()
+    walk.dispatch()
     assert walk.now == needed, (walk.now, needed)
     return tuple(_joined(walk.steps, setting))
 
@@ -75,6 +87,39 @@ class _Walk:
     def __init__(self, value: Value, made: Layout, needed: Layout, setting: Setting) -> None:
         self.value, self.now, self.needed, self.setting = value, made, needed, setting
         self.steps: list[Step] = []
+
+    def combine(self) -> None:
+        """Rows go home before anything else happens to them."""
+        parts = self.now.dispatched - self.needed.dispatched
+        if parts:
+            if self.now.dispatched != parts:
+                raise ImpossibleError("rows can't go home on some of their axes only")
+            self._exchange("combine", parts, replace(self.now, dispatched=frozenset()))
+
+    def dispatch(self) -> None:
+        """Rows leave as the last thing that happens to them."""
+        parts = self.needed.dispatched - self.now.dispatched
+        if parts:
+            if self.now.dispatched:
+                raise ImpossibleError("rows can't leave on one axis after another")
+            rows = any(isinstance(factor, Order) for dim in self.value.dims for factor in dim)
+            self._exchange("dispatch" if rows else "route", parts, self.needed)
+
+    def _exchange(self, function: str, parts: frozenset[AxisPart], after: Layout) -> None:
+        """One all-to-all over all parts together. Bytes are those of evenly spread tokens."""
+        order = [axis for axis, _ in self.setting.mesh.axes]
+        size = self._bytes(self.now)
+        backward = BACKWARD.get(function) if self.value.needs_grad else None
+        self.steps.append(
+            Step(
+                function,
+                None,
+                tuple(sorted(parts, key=lambda part: order.index(part.axis))),
+                (FORWARD[function], size),
+                (backward, size) if backward else None,
+            )
+        )
+        self.now = after
 
     def reduce(self) -> None:
         """Partial sums first: a reduce-scatter leaves less to move."""

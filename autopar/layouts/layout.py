@@ -6,6 +6,7 @@ On each axis part a tensor is one of
     V     replicated, its gradient is partial: still to be summed over the axis
     S(f)  split along the named dim f
     P     a partial sum
+    D     dispatched: split like S, but each row lies on the rank that holds its expert
 
 A dim may be split over several parts, in order, outermost first.
 """
@@ -21,11 +22,15 @@ from autopar.plugin import Schedule
 
 @dataclass(frozen=True)
 class Layout:
-    """`splits`: dim name → parts, for split dims only, sorted. All other parts are I."""
+    """`splits`: dim name → parts, for split dims only, sorted. All other parts are I. `dispatched`:
+    the parts of these splits on which rows lie with their experts (or, of where experts' rows end:
+    on which it is about those); how many rows there are is then known only at run time, and sizes
+    are those of evenly spread tokens."""
 
     splits: tuple[tuple[str, Split], ...] = ()
     varying: frozenset[AxisPart] = frozenset()
     partial: frozenset[AxisPart] = frozenset()
+    dispatched: frozenset[AxisPart] = frozenset()
 
     def split(self, dim: str) -> Split:
         """The parts that a dim is split over."""
@@ -52,6 +57,7 @@ class Layout:
     def __str__(self) -> str:
         words = [f"{'·'.join(p.axis for p in split)} splits {dim}" for dim, split in self.splits]
         words += [f"partial over {p.axis}" for p in sorted(self.partial)]
+        words += [f"dispatched over {p.axis}" for p in sorted(self.dispatched)]
         return ", ".join(words) or "whole"
 
 

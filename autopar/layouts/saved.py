@@ -130,7 +130,7 @@ def _keep(
     storages: dict[Storage, int], block: Block, name: str, layout: Layout, setting: Setting
 ) -> None:
     value = block.values[name]
-    layout = Layout(layout.splits).restrict(names(value.dims))
+    layout = Layout(layout.splits, dispatched=layout.dispatched).restrict(names(value.dims))
     if name in block.shared and layout == Layout(input_layout(value, setting).splits):
         return
     storages[name, layout] = setting.local_numel(value.dims, layout) * value.item_bytes

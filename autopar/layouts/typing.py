@@ -6,12 +6,13 @@ follows. Nothing else inserts communication.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.fx
 
 from autopar.graph.model_graph import Block, Op, Value
 from autopar.graph.ops import VIEW_CLASSES, arguments, op_name
+from autopar.graph.routes import Route
 from autopar.layouts.layout import Layout, Setting, names
 from autopar.mesh import AxisPart
 from autopar.plugin import Candidate
@@ -50,8 +51,18 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
     needs = {name: Layout() for name in inputs}
     makes = Layout()
     touched = _carried(block, node)
+    route = block.routes.get(candidate.region)
+    sent = sent_over(route, candidate)
     for dim, split in candidate.splits:
         for part in split:
+            if (
+                route is not None
+                and part in sent
+                and (dim in route.experts or node.name in route.span)
+            ):
+                if node.name in route.span:
+                    makes = _sent(block, node, route, dim, part, needs, makes)
+                continue
             mode = _mode(block, op, dim, part, touched, inside)
             for name in inputs:
                 value = block.values.get(name)
@@ -69,8 +80,45 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
     return OpTyping(needs, makes)
 
 
+def sent_over(route: Route | None, candidate: Candidate) -> frozenset[AxisPart]:
+    """The parts over which a candidate dispatches tokens: those that split experts."""
+    if route is None:
+        return frozenset()
+    return frozenset(part for dim in route.experts for part in candidate.split(dim))
+
+
+def _sent(
+    block: Block,
+    node: torch.fx.Node,
+    route: Route,
+    dim: str,
+    part: AxisPart,
+    needs: dict[str, Layout],
+    makes: Layout,
+) -> Layout:
+    """An op of a route's span, on one part of the split of a dim: rows are dispatched, weights
+    split by experts. Fills in `needs`; returns what the op makes."""
+
+    def typed(name: str, layout: Layout) -> Layout:
+        carried = _output_names(block, name)
+        dispatched = layout.dispatched | {part}
+        if dim in route.experts:
+            split = dim in carried and name != route.ends
+            return layout.with_split(dim, (*layout.split(dim), part)) if split else layout
+        if name == route.ends:
+            return replace(layout, partial=layout.partial | {part}, dispatched=dispatched)
+        if dim not in carried:
+            return layout
+        split_ = layout.with_split(dim, (*layout.split(dim), part))
+        return replace(split_, dispatched=dispatched)
+
+    for name in needs:
+        needs[name] = typed(name, needs[name])
+    return typed(node.name, makes)
+
+
 def _partial(layout: Layout, part: AxisPart) -> Layout:
-    return Layout(layout.splits, layout.varying, layout.partial | {part})
+    return replace(layout, partial=layout.partial | {part})
 
 
 def block_rows(block: Block, op: Op) -> set[str]:
@@ -121,7 +169,7 @@ def _need(
         return need.with_split(dim, (*need.split(dim), part))
     if value is not None and not value.needs_grad:
         return need
-    return Layout(need.splits, need.varying | {part}, need.partial)
+    return replace(need, varying=need.varying | {part})
 
 
 def _make(
@@ -136,7 +184,7 @@ def _make(
     value = block.values.get(op.node.name)
     if value is not None and not value.needs_grad:
         return makes
-    return Layout(makes.splits, makes.varying | {part}, makes.partial)
+    return replace(makes, varying=makes.varying | {part})
 
 
 LINEAR = frozenset({"to", "clone", "contiguous", "neg", "sum", "cumsum", "repeat_interleave"})
@@ -196,7 +244,7 @@ def boundary_layout(value: Value, stream: Candidate, setting: Setting) -> Layout
         if dim in carried:
             layout = layout.with_split(dim, split)
         else:
-            layout = Layout(layout.splits, layout.varying | set(split), layout.partial)
+            layout = replace(layout, varying=layout.varying | set(split))
     return layout
 
 

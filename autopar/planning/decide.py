@@ -8,6 +8,7 @@ from autopar.capture.opaque_code import code_of
 from autopar.capture.source_line import source_line
 from autopar.cluster import ClusterSpec, describe_cluster
 from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.convert import EXCHANGES
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
 from autopar.mesh import Split
@@ -39,7 +40,7 @@ def decide(
     tokens = tokens_of(model)
     books = account(found.program, found.prices, options.state_ratio, tokens)
     setting = found.program.setting
-    notes = assumptions + model.capture.notes + opaque_prices(model) + routing_notes(model)
+    notes = assumptions + model.capture.notes + opaque_prices(model) + routing_notes(found.program)
     if found.inseparable is not None:
         notes += (f"only one microbatch: {found.inseparable}",)
     return Plan(
@@ -65,10 +66,19 @@ def decide(
     )
 
 
-def routing_notes(model: ModelGraph) -> tuple[str, ...]:
+def routing_notes(program: Program) -> tuple[str, ...]:
     """What experts' loads are taken to be: they aren't in the graph."""
-    kinds = {op.kind for block in model.blocks for op in block.ops.values()}
-    return ("tokens are spread evenly over the experts",) if "grouped" in kinds else ()
+    blocks, flows = program.model.blocks, program.flows.values()
+    if not any(op.kind == "grouped" for block in blocks for op in block.ops.values()):
+        return ()
+    notes = ["tokens are spread evenly over the experts"]
+    steps = (step for flow in flows for each in flow.conversions.values() for step in each)
+    if any(step.function in EXCHANGES for step in steps):
+        notes.append(
+            "so are those that travel to experts: an all-to-all moves more on a rank whose experts "
+            "are chosen more often"
+        )
+    return tuple(notes)
 
 
 def schedule_choice(program: Program) -> ScheduleChoice | None:

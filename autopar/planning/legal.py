@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from autopar.layouts.layout import Setting
 from autopar.mesh import AxisPart, overlap, split_size
-from autopar.plugin import Candidate, ParamInfo, ParamPlan, Region
+from autopar.plugin import Candidate, Dim, ParamInfo, ParamPlan, Region
 
 
 def in_microbatch(region: Region, setting: Setting) -> Region:
@@ -28,11 +28,12 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
             faults.append(
                 f"splits {name!r}, which the region doesn't have (it has {', '.join(dims)})"
             )
-        elif dims[name].blocked:
+        elif dims[name].blocked and not dims[name].rows:
             faults.append(f"splits {name!r}: {dims[name].blocked}")
         elif dims[name].size % split_size(split):
             faults.append(f"splits {name!r} = {dims[name].size} into {split_size(split)} pieces")
-        used += split
+        if name not in dims or not dims[name].rows:
+            used += split
     known = {axis for axis, _ in setting.mesh.axes}
     unknown = sorted({part.axis for part in used} - known)
     faults += [f"uses the axis {axis!r}, which the mesh doesn't have" for axis in unknown]
@@ -42,6 +43,7 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
         for other in used[:i]
         if overlap(one, other)
     ]
+    faults += _experts_faults(candidate, [dim for dim in region.dims if dim.rows], setting)
     for name, plan in candidate.params:
         if name in params:
             faults += _param_faults(params[name], plan)
@@ -61,6 +63,31 @@ def dropout_fault(candidate: Candidate, region: Region, setting: Setting) -> str
         f"rank along {' · '.join(missing)}, where masks differ: drop before or after it, or keep "
         f"{missing[0]} at 1"
     )
+
+
+def _experts_faults(candidate: Candidate, dims: list[Dim], setting: Setting) -> list[str]:
+    """Tokens are sent between ranks that have different ones, and each rank holds neighbouring
+    experts, in the order of ranks. `dims`: groups of experts, then those of a group."""
+    faults = []
+    parts: list[AxisPart] = []
+    whole = ""
+    for dim in dims:
+        split = candidate.split(dim.name)
+        apart = {part.axis for name in dim.rows for part in candidate.split(name)}
+        faults += [
+            f"splits {dim.name!r} over {axis!r}, which splits none of {', '.join(dim.rows)}: the "
+            "ranks along it have the same tokens"
+            for axis in sorted({part.axis for part in split} - apart)
+        ]
+        if split and whole:
+            faults.append(f"splits {dim.name!r}, though ranks hold several {whole!r}")
+        whole = whole or (dim.name if split_size(split) < dim.size else "")
+        parts += split
+    order = [axis for axis, _ in setting.mesh.axes]
+    places = [(order.index(p.axis), -p.stride) for p in parts if p.axis in order]
+    if places != sorted(set(places)):
+        faults.append("splits experts over axes in another order than the mesh's")
+    return faults
 
 
 def _param_faults(param: ParamInfo, plan: ParamPlan) -> list[str]:

@@ -1,7 +1,7 @@
 """One outer candidate: its regions' candidates, or the reason why it can't run."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
@@ -50,7 +50,9 @@ def open_setting(
 
     `inseparable`: why the loss is no sum over microbatches, or None where it is.
     """
-    reason = misfit(model, setting, inseparable)
+    regions = [region for block in model.blocks for region in block.regions]
+    reasons = (strategy.misfit(regions, setting.mesh) for strategy in strategies)
+    reason = misfit(model, setting, inseparable) or next(filter(None, reasons), None)
     if reason is not None:
         return Dropped(setting, reason)
     cache: dict[tuple[object, ...], Candidates] = {}
@@ -87,6 +89,18 @@ def with_schedule(outer: Outer, asked: Setting) -> Outer:
     """The same candidates under another schedule."""
     setting = replace(outer.setting, schedule=asked.schedule)
     return replace(outer, asked=asked, setting=setting)
+
+
+def pointless(
+    model: ModelGraph, setting: Setting, strategies: Sequence[Strategy], pinned: Collection[str]
+) -> bool:
+    """Whether an axis would have nothing to do on this model, and nobody asked for it."""
+    regions = [region for block in model.blocks for region in block.regions]
+    return any(
+        strategy.misfit(regions, setting.mesh) is not None
+        for strategy in strategies
+        if not any(axis.name in pinned for axis in strategy.axes())
+    )
 
 
 def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str | None:

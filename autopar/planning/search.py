@@ -11,7 +11,14 @@ from autopar.layouts.stages import Cut
 from autopar.planning.cuts import cuts
 from autopar.planning.ilp import lower_bound, solve
 from autopar.planning.meshes import axes_in_order, settings
-from autopar.planning.outer import Dropped, Outer, check_layers, open_setting, with_schedule
+from autopar.planning.outer import (
+    Dropped,
+    Outer,
+    check_layers,
+    open_setting,
+    pointless,
+    with_schedule,
+)
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
@@ -83,6 +90,8 @@ def search(
     layers = len(model.layers)
     sizes = (pins.axes, pins.microbatches, model.batch_size, layers)
     for asked in settings(axes, cluster.devices, *sizes):
+        if pointless(model, asked, strategies, pins.axes):
+            continue
         alike: dict[bool, Outer | Dropped] = {}
         for setting in scheduled(asked, strategies, pins, layers):
             if isinstance(setting, Refusal):

@@ -15,6 +15,7 @@ from autopar.runtime.collectives import (
     unshard,
 )
 from autopar.runtime.count import CollectiveCounter
+from autopar.runtime.experts import Route, combine, dispatch, grouped_mm, route
 from autopar.runtime.fsdp import shard_fully
 from autopar.runtime.gradient_sync import gradient, keep_state, state
 from autopar.runtime.launch import initialise
@@ -41,6 +42,7 @@ __all__ = [
     "Group",
     "OpaqueLayer",
     "ProcessMesh",
+    "Route",
     "StepResult",
     "TrainingModule",
     "all_gather",
@@ -48,10 +50,13 @@ __all__ = [
     "all_reduce_partial",
     "all_to_all",
     "cat",
+    "combine",
     "declare",
     "declare_layers",
+    "dispatch",
     "enter",
     "gradient",
+    "grouped_mm",
     "initialise",
     "keep_state",
     "local_part",
@@ -59,6 +64,7 @@ __all__ = [
     "once",
     "reduce_scatter",
     "ring",
+    "route",
     "run_layers",
     "run_program",
     "shard",

@@ -1,0 +1,212 @@
+"""Expert parallelism against the plain model: tasks for a pool."""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from equality import CLIP_NORM, OFF, Comparison, Edit, edited, run
+from models import Job
+from moe import all_raised, grouped
+
+import autopar
+from autopar.runtime import Route
+from autopar.runtime import experts as runtime
+
+CASES: dict[str, dict[str, Any]] = {
+    "ep4": {"ep": 4},
+    "ep2_tp2": {"ep": 2, "tp": 2, "tensor": True},
+    "ep2_tp2_sequence": {"ep": 2, "tp": 2, "tensor": True, "sequence": True},
+    "ep2_tp2_experts": {
+        "ep": 2,
+        "tp": 2,
+        "tensor": True,
+        "layers": {"*attn": {"tensor": False}},
+    },
+    "dp2_ep2": {"dp": 2, "ep": 2},
+    "ep4_microbatches2": {"ep": 4, "microbatches": 2},
+    "dp2_ep2_microbatches2": {"dp": 2, "ep": 2, "microbatches": 2},
+    **{
+        f"{name}_zero{stage}": {**pins, "zero": stage}
+        for stage in (1, 2, 3)
+        for name, pins in {
+            "ep4": {"ep": 4},
+            "dp2_ep2": {"dp": 2, "ep": 2},
+            "dp2_ep2_microbatches2": {"dp": 2, "ep": 2, "microbatches": 2},
+        }.items()
+    },
+    "ep2": {"ep": 2},
+}
+STRATEGIES = ("data", "sequence", "tensor", "zero", "expert")
+COUNTS_ITEM = 4
+"""Where experts' rows end is int32."""
+
+_grouped_mm_can = "transformers.integrations.moe._can_use_grouped_mm"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A comparison; the all-to-all bytes of one step that follow from how many rows went out and
+    came in; experts (over all layers and ranks' calls) that got no row here, and the rows."""
+
+    comparison: Comparison
+    bytes: int
+    empty_experts: int
+    rows: int
+
+
+@contextlib.contextmanager
+def wide() -> Iterator[None]:
+    """Grouped matmuls in float64: the plain model's by a loop, as are the emitted module's."""
+    with all_raised(), mock.patch(_grouped_mm_can, lambda *_: False):
+        yield
+
+
+def lopsided(job: Job) -> Job:
+    """Only the first two experts are ever chosen: one channel of all embeddings is large, and the
+    routers look at it."""
+    model: Any = job.model
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] += 8.0
+        for name, param in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                param[:, 0] = torch.linspace(-2.0, -1.0, len(param)).flip(0)
+                param[:2, 0] = torch.tensor([2.0, 1.5])
+    return job
+
+
+def compiled(job: Job, case: str, cluster: str) -> autopar.Compiled:
+    """A job planned for CPU processes under one of CASES."""
+    off = {name: on for name, on in OFF.items() if not name.startswith("wide")}
+    return autopar.compile(
+        job.model,
+        cluster,
+        job.batch,
+        loss=job.loss,
+        optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
+        clip_norm=CLIP_NORM,
+        strategies=STRATEGIES,
+        pin={**off, **CASES[case]},
+    )
+
+
+def compare(family: str, case: str, cluster: str, skewed: bool, *edits: Edit) -> Sent:
+    """One family in float64, on every rank."""
+    with wide():
+        job = grouped(family)
+        job.model.double()
+        return _compare(lopsided(job) if skewed else job, case, cluster, edits)
+
+
+def compare_single(family: str, case: str, cluster: str) -> Sent:
+    """One family in float32, with torch's own grouped matmuls."""
+    return _compare(grouped(family), case, cluster, ())
+
+
+def _compare(job: Job, case: str, cluster: str, edits: tuple[Edit, ...]) -> Sent:
+    program = edited(compiled(job, case, cluster), edits)
+    routes: list[Route] = []
+
+    def recorded(ends: torch.Tensor, axis: Any) -> Route:
+        routes.append(runtime.route(ends, axis))
+        return routes[-1]
+
+    with mock.patch("autopar.runtime.route", recorded):
+        comparison = run(job, program)
+    # An evaluation, and as many forwards of as many layers in each of three steps.
+    step = routes[len(routes) // 4 : len(routes) // 2]
+    config: Any = job.model.config
+    item = next(job.model.parameters()).element_size() * config.hidden_size
+    experts = config.num_local_experts if hasattr(config, "num_local_experts") else 0
+    experts = experts or getattr(config, "n_routed_experts", None) or config.num_experts
+    moved = sum(4 * item * max(sum(r.sent), sum(r.received)) for r in step)
+    sizes = [r.ends.diff(prepend=r.ends.new_zeros(1)) for r in step]
+    return Sent(
+        comparison,
+        moved + len(step) * experts * COUNTS_ITEM,
+        sum(int((found == 0).sum()) for found in sizes),
+        sum(sum(r.received) for r in step),
+    )
+
+
+def split_bytes(found: Comparison) -> tuple[dict[Any, int], dict[Any, int], int, int]:
+    """Counted and planned bytes but those of all-to-alls; those."""
+    counted, planned = Counter(found.counted), Counter(found.planned)
+    key = ("all_to_all", ("ep",))
+    tokens = counted.pop(key), planned.pop(key)
+    return dict(counted), dict(planned), *tokens
+
+
+# ---------------------------------------------------------------- faults
+
+
+def _nothing_goes_home(ctx: Any, grad: torch.Tensor) -> Any:
+    """The backward of combine without its all-to-all."""
+    return grad.new_zeros(len(ctx.way.order), *grad.shape[1:]), None
+
+
+def _wrong_order(rows: torch.Tensor, taken: list[int], sent: list[int], axis: Any) -> torch.Tensor:
+    """What comes in by rank lies the other way round."""
+    return torch.cat(_send(rows, taken, sent, axis).split(taken)[::-1])
+
+
+_send = runtime._send
+FAULTS: dict[str, Callable[[], Any]] = {
+    "combine_without_backward": lambda: mock.patch.object(
+        runtime._Combine, "backward", staticmethod(_nothing_goes_home)
+    ),
+    "ranks_in_wrong_order": lambda: mock.patch.object(runtime, "_send", _wrong_order),
+}
+
+
+def faulty(fault: str, family: str, case: str, cluster: str) -> Comparison:
+    """A comparison with a fault in the runtime."""
+    with FAULTS[fault]():
+        return compare(family, case, cluster, False).comparison
+
+
+# ---------------------------------------------------------------- the runtime alone
+
+
+def round_trip(dtype: torch.dtype, numbers: list[list[int]]) -> tuple[float, float, float]:
+    """Rows with experts by a plain loop and by `dispatch`, a grouped product and `combine`: errors
+    of the outputs, of the rows' and of the weights' gradients. `numbers[rank][expert]`: rows."""
+    mesh = autopar.runtime.ProcessMesh((("ep", len(numbers)),))
+    axis, rank = mesh["ep"], mesh.rank
+    experts = len(numbers[0])
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(experts, 8, 16, generator=generator, dtype=dtype)
+    every = [torch.randn(sum(n), 8, generator=generator, dtype=dtype) for n in numbers]
+    toward = [torch.randn(sum(n), 16, generator=generator, dtype=dtype) for n in numbers]
+    for x in (weights, *every):
+        x.requires_grad_()
+    plain = []
+    for mine, counts in zip(every, numbers, strict=True):
+        pieces = mine.split(counts)
+        plain.append(torch.cat([p @ w for p, w in zip(pieces, weights, strict=True)]))
+    torch.stack([(a * b).sum() for a, b in zip(plain, toward, strict=True)]).sum().backward()
+
+    rows = every[rank].detach().requires_grad_()
+    local = weights.detach().chunk(len(numbers))[rank].requires_grad_()
+    way = runtime.route(torch.tensor(numbers[rank]).cumsum(0).to(torch.int32), axis)
+    there = runtime.dispatch(rows, way)
+    made = runtime.combine(runtime.grouped_mm(there, local, way.ends), way)
+    (made * toward[rank]).sum().backward()
+    assert weights.grad is not None
+    wanted = weights.grad.chunk(len(numbers))[rank]
+    mesh.close()
+
+    def error(found: torch.Tensor | None, wanted: torch.Tensor | None) -> float:
+        assert found is not None and wanted is not None
+        assert found.shape == wanted.shape
+        return float((found - wanted).abs().max()) if found.numel() else 0.0
+
+    return (
+        error(made, plain[rank]),
+        error(rows.grad, every[rank].grad),
+        error(local.grad, wanted),
+    )
