@@ -39,9 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
             "dp2_ep2_microbatches2": {"dp": 2, "ep": 2, "microbatches": 2},
         }.items()
     },
-    "ep2": {"ep": 2},
+    "ep4_recompute_full": {"ep": 4, "recompute": "full"},
+    "ep4_recompute_selective": {"ep": 4, "recompute": "selective"},
 }
-STRATEGIES = ("data", "sequence", "tensor", "zero", "expert")
+STRATEGIES = ("data", "sequence", "tensor", "zero", "expert", "recompute")
 COUNTS_ITEM = 4
 """Where experts' rows end is int32."""
 
@@ -90,7 +91,7 @@ def compiled(job: Job, case: str, cluster: str) -> autopar.Compiled:
         optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
         clip_norm=CLIP_NORM,
         strategies=STRATEGIES,
-        pin={**off, **CASES[case]},
+        pin={"recompute": False, **off, **CASES[case]},
     )
 
 
@@ -117,17 +118,19 @@ def _compare(job: Job, case: str, cluster: str, edits: tuple[Edit, ...]) -> Sent
 
     with mock.patch("autopar.runtime.route", recorded):
         comparison = run(job, program)
-    # An evaluation, and as many forwards of as many layers in each of three steps.
-    step = routes[len(routes) // 4 : len(routes) // 2]
+    # An evaluation, and three steps with as many forwards of as many layers, or with twice as many.
+    runs = 2 if CASES[case].get("recompute") else 1
+    forwards = len(routes) // (1 + 3 * runs)
+    step = routes[forwards : 2 * forwards]
     config: Any = job.model.config
     item = next(job.model.parameters()).element_size() * config.hidden_size
     experts = config.num_local_experts if hasattr(config, "num_local_experts") else 0
     experts = experts or getattr(config, "n_routed_experts", None) or config.num_experts
-    moved = sum(4 * item * max(sum(r.sent), sum(r.received)) for r in step)
+    moved = sum((2 * runs + 2) * item * max(sum(r.sent), sum(r.received)) for r in step)
     sizes = [r.ends.diff(prepend=r.ends.new_zeros(1)) for r in step]
     return Sent(
         comparison,
-        moved + len(step) * experts * COUNTS_ITEM,
+        moved + runs * len(step) * experts * COUNTS_ITEM,
         sum(int((found == 0).sum()) for found in sizes),
         sum(sum(r.received) for r in step),
     )
