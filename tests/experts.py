@@ -139,7 +139,9 @@ def _compare(job: Job, case: str, cluster: str, edits: tuple[Edit, ...]) -> Sent
 def split_bytes(found: Comparison) -> tuple[dict[Any, int], dict[Any, int], int, int]:
     """Counted and planned bytes but those of all-to-alls; those."""
     counted, planned = Counter(found.counted), Counter(found.planned)
-    key = ("all_to_all", ("ep",))
+    # Over groups of experts and the experts of a group, ep is two axes.
+    (key,) = {key for key in (*counted, *planned) if key[0] == "all_to_all"}
+    assert all(axis.startswith("ep") for axis in key[1])
     tokens = counted.pop(key), planned.pop(key)
     return dict(counted), dict(planned), *tokens
 
