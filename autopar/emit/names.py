@@ -79,7 +79,16 @@ def wish(node: torch.fx.Node) -> str:
             if kind == "getitem" and op_name(source) in OUTPUTS:
                 return OUTPUTS[op_name(source)][int(str(node.args[1]))]
             return wish(source)
+    if leaf and leaf.isidentifier() and _leaves_module(node):
+        return leaf
     return SHORT.get(op_name(node), op_name(node))
+
+
+def _leaves_module(node: torch.fx.Node) -> bool:
+    """Whether a value is what its module returns: all its users are outside."""
+    path = module_path(node)
+    users = [u for u in node.users if u.op == "call_function"]
+    return bool(users) and all(not f"{module_path(user)}.".startswith(f"{path}.") for user in users)
 
 
 def biased_product(node: torch.fx.Node) -> torch.fx.Node | None:
