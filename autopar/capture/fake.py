@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
 def fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
@@ -15,12 +15,13 @@ def fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     On cpu, because cross entropy on meta silently has no backward and fake cuda tensors abort the
     process where torch was built without CUDA.
     """
-    with mode:
-        fake = torch.empty_strided(
-            tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu"
-        )
+    # Made directly: through the mode's dispatch a thousand weights would take seconds.
+    shape = torch.empty_strided(
+        tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="meta"
+    )
+    fake = FakeTensor(mode, shape, torch.device("cpu"))
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        fake._is_param = True  # what nn.Parameter sets on a tensor of another class
     return fake.requires_grad_(tensor.requires_grad)
 
 

@@ -104,10 +104,14 @@ def check_gradients(capture: Capture) -> tuple[str, ...]:
     """
     owner = {alias: p.names[0] for p in capture.params for alias in p.names}
     trainable = {p.names[0] for p in capture.params if p.trainable}
-    layers = {
-        layer.path: _layer_gradients(layer.path, capture.blocks[layer.block], owner, trainable)
-        for layer in capture.layers
-    }
+    layers = {}
+    known: dict[tuple[int, frozenset[str]], _LayerGradients] = {}
+    for layer in capture.layers:
+        block = capture.blocks[layer.block]
+        own = frozenset(n for n in block.params.values() if owner[f"{layer.path}.{n}"] in trainable)
+        if (layer.block, own) not in known:
+            known[layer.block, own] = _layer_gradients(block, own)
+        layers[layer.path] = known[layer.block, own]
     flags = {path: layer.outputs for path, layer in layers.items()}
     needing = with_gradient(capture.skeleton, trainable, flags)
     (loss,) = output_nodes(capture.skeleton.graph)
@@ -123,11 +127,8 @@ def check_gradients(capture: Capture) -> tuple[str, ...]:
     return _without_gradient(capture.params, got)
 
 
-def _layer_gradients(
-    path: str, block: CapturedGraph, owner: Mapping[str, str], trainable: set[str]
-) -> _LayerGradients:
-    own = {name for name in block.params.values() if owner[f"{path}.{name}"] in trainable}
-    needing = with_gradient(block, own, {})
+def _layer_gradients(block: CapturedGraph, trainable: frozenset[str]) -> _LayerGradients:
+    needing = with_gradient(block, set(trainable), {})
     outputs = output_nodes(block.graph)
     back = reached(block.graph, outputs, needing)
     return _LayerGradients(

@@ -18,6 +18,7 @@ class Flags:
 
     needs_grad: set[str] = field(default_factory=set)
     from_batch: set[str] = field(default_factory=set)
+    walked: bool = False
 
 
 def _prefix(capture: Capture, block: int) -> str:
@@ -85,6 +86,7 @@ def _enter(
 ) -> list[tuple[bool, bool]]:
     tensors: tuple[torch.fx.Node, ...] = tuple(node.args[0])  # type: ignore[arg-type]
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    before = (len(flags.needs_grad), len(flags.from_batch))
     for argument, placeholder in zip(
         tensors, placeholders[len(placeholders) - len(tensors) :], strict=True
     ):
@@ -92,7 +94,9 @@ def _enter(
             flags.needs_grad.add(placeholder.name)
         if argument.name in caller.from_batch:
             flags.from_batch.add(placeholder.name)
-    _walk(graph, flags, [], [], {})
+    if not flags.walked or before != (len(flags.needs_grad), len(flags.from_batch)):
+        _walk(graph, flags, [], [], {})
+        flags.walked = True
     outputs = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
     return [(o.name in flags.needs_grad, o.name in flags.from_batch) for o in outputs]
 

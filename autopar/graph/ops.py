@@ -4,6 +4,7 @@ Everything that the compiler knows about an op hangs on its class: the factor ru
 sums flow through it, what it costs. Adding an op of a known class is one word here.
 """
 
+import functools
 import operator
 from typing import Any
 
@@ -75,6 +76,7 @@ def op_name(node: torch.fx.Node) -> str:
     return str(schema.name.split("::")[1])
 
 
+@functools.cache
 def class_of(name: str) -> str | None:
     """The class of an op by name, or None for an op that has no rule."""
     return next((c for c, names in OPS_BY_CLASS.items() if name in names.split()), None)
