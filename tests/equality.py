@@ -60,8 +60,8 @@ PINS: dict[str, dict[str, Any]] = {
     },
     "zero3_layers": {"dp": 4, "layers": {"*.[0-9]*": {"zero": 3}}},  # none in the skeleton
     "dp4_microbatches2": {"dp": 4, "microbatches": 2},
-    "wide_batch": {"dp": 2, "tp": 2, "wide_batch": True},
-    "wide_ffn": {"dp": 2, "tp": 2, "data": False, "wide_ffn": True},
+    "wide_batch": {"dp": 2, "tp": 2, "tensor": False, "wide_batch": True},
+    "wide_ffn": {"dp": 2, "tp": 2, "data": False, "tensor": False, "wide_ffn": True},
 }
 TWO: dict[str, dict[str, Any]] = {
     "dp2": {"dp": 2},
