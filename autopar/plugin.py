@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from autopar.devices import ClusterSpec, Device, Fit, Kernels, Link, Protocol
 from autopar.errors import AutoparError
+from autopar.hashed_once import hashed_once
 from autopar.mesh import AxisPart, Mesh, Split, split_size
 from autopar.schedule import Table
 
@@ -220,6 +221,7 @@ class Recomputed:
     layers: int = 1
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Candidate:
     """One way to run one region on one mesh.

@@ -1,5 +1,6 @@
 """ModelGraph: a model's unique blocks with named dims and regions, frozen."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,11 @@ class Value:
     needs_grad: bool
     from_batch: bool
     """Computed from the batch (or from what is): its batch dim comes split over the data axes."""
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the dims that it carries."""
+        return frozenset(leaf.name for expr in self.dims for leaf in expr_leaves(expr))
 
 
 @dataclass(frozen=True)

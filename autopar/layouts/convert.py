@@ -20,7 +20,7 @@ from typing import Literal
 
 from autopar.graph.factors import Order
 from autopar.graph.model_graph import Value
-from autopar.layouts.layout import Layout, Setting, major_dim, names
+from autopar.layouts.layout import Layout, Setting, major_dim
 from autopar.mesh import AxisPart, Split
 
 GATHERS = frozenset({"all_gather", "unshard"})
@@ -67,7 +67,7 @@ class ImpossibleError(Exception):
 
 def convert(value: Value, made: Layout, needed: Layout, setting: Setting) -> tuple[Step, ...]:
     """The steps from one layout of a value to another. Errors: ImpossibleError."""
-    made, needed = made.restrict(names(value.dims)), needed.restrict(names(value.dims))
+    made, needed = made.restrict(value.names), needed.restrict(value.names)
     if not value.needs_grad:
         made, needed = made.forward_only(), needed.forward_only()
     walk = _Walk(value, made, needed, setting)

@@ -13,7 +13,7 @@ from autopar.graph.model_graph import STREAM, Block, Value
 from autopar.graph.ops import is_tensor
 from autopar.layouts.convert import Step, convert
 from autopar.layouts.effects import param_layout
-from autopar.layouts.layout import Layout, Setting, names
+from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import OpTyping, boundary_layout, input_layout, type_region
 from autopar.plugin import Candidate
 
@@ -42,9 +42,7 @@ class Flow:
         if node.op == "output" and self.returns_loss:
             return Layout(partial=self.made[source].partial)
         if node.op == "output":
-            return boundary_layout(value, self.choices[STREAM], self.setting).restrict(
-                names(value.dims)
-            )
+            return boundary_layout(value, self.choices[STREAM], self.setting).restrict(value.names)
         typing = self.typings.get(node.name)
         if typing is not None:
             return normal(value, typing.needs[source])
@@ -53,7 +51,7 @@ class Flow:
 
 def normal(value: Value, layout: Layout) -> Layout:
     """A layout as far as it concerns this value, so that equal layouts compare equal."""
-    layout = layout.restrict(names(value.dims))
+    layout = layout.restrict(value.names)
     return layout if value.needs_grad else layout.forward_only()
 
 

@@ -16,10 +16,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from autopar.graph.factors import DimExpr, Leaf, expr_leaves, unsorted
+from autopar.hashed_once import hashed_once
 from autopar.mesh import AxisPart, Mesh, Split, split_size
 from autopar.plugin import Schedule
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Layout:
     """`splits`: dim name → parts, for split dims only, sorted. All other parts are I. `dispatched`:
@@ -34,7 +36,7 @@ class Layout:
 
     def split(self, dim: str) -> Split:
         """The parts that a dim is split over."""
-        return dict(self.splits).get(dim, ())
+        return next((split for name, split in self.splits if name == dim), ())
 
     def split_parts(self) -> set[AxisPart]:
         """The parts over which some dim is split."""
@@ -48,11 +50,13 @@ class Layout:
     def restrict(self, dims: Iterable[str]) -> "Layout":
         """This layout without the splits of dims that a tensor doesn't carry."""
         kept = set(dims)
+        if all(d in kept for d, _ in self.splits):
+            return self
         return replace(self, splits=tuple((d, s) for d, s in self.splits if d in kept))
 
     def forward_only(self) -> "Layout":
         """For tensors without a gradient V is I."""
-        return replace(self, varying=frozenset())
+        return replace(self, varying=frozenset()) if self.varying else self
 
     def __str__(self) -> str:
         words = [f"{'·'.join(p.axis for p in split)} splits {dim}" for dim, split in self.splits]

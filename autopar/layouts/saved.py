@@ -15,7 +15,7 @@ from autopar.graph.factors import Cat, DimExpr, Leaf, unsorted
 from autopar.graph.model_graph import STREAM, Block, ModelGraph, SavedTensor
 from autopar.graph.ops import VIEW_CLASSES
 from autopar.layouts.flow import normal
-from autopar.layouts.layout import Layout, Setting, names
+from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import OpTyping, RegionTyping, boundary_layout, input_layout
 from autopar.layouts.work import batch_share
 from autopar.plugin import Resident
@@ -130,7 +130,7 @@ def _keep(
     storages: dict[Storage, int], block: Block, name: str, layout: Layout, setting: Setting
 ) -> None:
     value = block.values[name]
-    layout = Layout(layout.splits, dispatched=layout.dispatched).restrict(names(value.dims))
+    layout = Layout(layout.splits, dispatched=layout.dispatched).restrict(value.names)
     if name in block.shared and layout == Layout(input_layout(value, setting).splits):
         return
     storages[name, layout] = setting.local_numel(value.dims, layout) * value.item_bytes

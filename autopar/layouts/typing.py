@@ -5,7 +5,7 @@ makes its output. Where a value crosses between regions, or where needs differ, 
 follows. Nothing else inserts communication.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 import torch.fx
@@ -66,7 +66,7 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
             mode = _mode(block, op, dim, part, touched, inside)
             for name in inputs:
                 value = block.values.get(name)
-                mine = set(names(value.dims)) if value else _output_names(block, name)
+                mine = value.names if value else _output_names(block, name)
                 if mode == "split" and name in op.shares:
                     if dim in block_rows(block, op):
                         needs[name] = _partial(needs[name], part)
@@ -157,7 +157,7 @@ def _need(
     mode: str,
     dim: str,
     part: AxisPart,
-    carried: set[str],
+    carried: Set[str],
     value: Value | None,
     inside: Layout | None,
 ) -> Layout:
@@ -222,12 +222,12 @@ def _output_names(block: Block, name: str) -> set[str]:
     """Dim names of a node's tensors (of all its outputs where it has several)."""
     value = block.values.get(name)
     if value is not None:
-        return set(names(value.dims))
+        return set(value.names)
     node = block.ops[name].node
     found: set[str] = set()
     for user in node.users:
         if user.name in block.values:
-            found |= set(names(block.values[user.name].dims))
+            found |= block.values[user.name].names
     return found
 
 
@@ -250,6 +250,6 @@ def boundary_layout(value: Value, stream: Candidate, setting: Setting) -> Layout
 
 def input_layout(value: Value, setting: Setting) -> Layout:
     """The layout of a value without a gradient: split like the batch, if it comes from it."""
-    if value.from_batch and "batch" in names(value.dims) and setting.data:
+    if value.from_batch and "batch" in value.names and setting.data:
         return Layout().with_split("batch", setting.data)
     return Layout()
