@@ -244,7 +244,8 @@ ILLEGAL: list[tuple[str, Edit, str]] = [
     ("a split that no strategy makes", _splits("ffn", ffn=[], hidden=["tp"]),
      f"the plan's {H0}/ffn isn't what its strategies make. By data, tensor, zero 3 it has batch "
      "over dp, ffn over tp and 3 parameters sharded; in the plan it has batch over dp, hidden "
-     "over tp and 3 parameters sharded. Change its strategies, splits and params together"),
+     "over tp and 3 parameters sharded. Change its strategies, splits, params and recompute "
+     "together"),
     ("unknown strategy", _strategies("ffn", magic={}),
      f"the plan's {H0}/ffn was made by the strategy 'magic', which isn't at hand: there are "
      r"data, .*tensor.*. Install its package, or pass it in strategies="),

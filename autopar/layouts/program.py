@@ -61,7 +61,7 @@ def group_of(model: ModelGraph, path: str, candidate: Candidate) -> tuple[str, .
     """The layers that run again in the backward with a layer whose region does this; it alone where
     none do."""
     again = candidate.recompute
-    if again is None or again.scope == "region" or path == "":
+    if again is None or again.scope == "region" or path == "" or again.layers == 1:
         return (path,)
     return groups(model, again.layers)[path]
 

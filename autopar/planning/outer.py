@@ -72,10 +72,11 @@ def open_setting(
     if reason is not None:
         return Dropped(setting, reason)
     factors = factors_of(setting.mesh, (c for f in found.values() for c in f.choices))
-    refined = {
-        key: tuple(refine_candidate(c, factors) for c in value.choices)
-        for key, value in found.items()
+    alike = {
+        id(value): tuple(refine_candidate(c, factors) for c in value.choices)
+        for value in cache.values()
     }
+    refined = {key: alike[id(value)] for key, value in found.items()}
     kept = one_full_shard(refined)
     if isinstance(kept, str):
         return Dropped(setting, kept)

@@ -109,7 +109,7 @@ def search(
             prices = Prices(cost_models, outer.setting.mesh, cluster)
             pricer = Pricer(model, outer.setting, prices, outer.candidates, options.state_ratio)
             same = [t for t in opened[-1:] if t.outer.candidates is outer.candidates]
-            opened.append(_opened(outer, pricer, same[0] if same else None, options))
+            opened.append(_opened(outer, pricer, same[0] if same else None))
     if not opened:
         raise _nothing_legal(cluster, pins, dropped)
     return _choose(
@@ -118,22 +118,23 @@ def search(
     )
 
 
-def _opened(outer: Outer, pricer: Pricer, same: Tried | None, options: SearchOptions) -> Tried:
-    """The setting as a problem; where layers lie in stages, only its bound: the problem needs a cut
-    of the layers. `same`: the setting under another schedule, whose prices are the same."""
+def _opened(outer: Outer, pricer: Pricer, same: Tried | None) -> Tried:
+    """The setting with its bound alone: most are pruned by it, and a problem takes much longer.
+    `same`: the setting under another schedule, whose prices are the same."""
     schedule = outer.setting.schedule
+    if schedule is not None and same is not None:
+        pricer = same.pricer.at(outer.setting)
+    work = least_work(pricer) if same is None or same.work is None else same.work
     if schedule is not None:
-        pricer = pricer if same is None else same.pricer.at(outer.setting)
-        work = least_work(pricer) if same is None else same.work
         return Tried(outer, pricer, None, schedule_bound(schedule, work), work=work)
-    problem = pricer.problem(options.limit_bytes)
-    return Tried(outer, pricer, problem, lower_bound(problem))
+    return Tried(outer, pricer, None, outer.setting.microbatches * work[0] + work[1], work=work)
 
 
 def _with_cuts(one: Tried, limit_bytes: int) -> list[Tried] | Dropped:
-    """A candidate as problems: one for each cut that is tried."""
-    if one.problem is not None:
-        return [one]
+    """A candidate as problems: one for each cut of the layers into stages that is tried."""
+    if one.outer.setting.schedule is None:
+        problem = one.pricer.problem(limit_bytes)
+        return [replace(one, problem=problem, bound_s=max(one.bound_s, lower_bound(problem)))]
     try:
         tried = cuts(one.pricer, limit_bytes)
     except AutoparError as error:

@@ -251,10 +251,15 @@ def least_work(pricer: Pricer) -> tuple[float, float]:
     """Seconds of a microbatch and seconds once a step, each region by its fastest choice: the same
     under every schedule."""
     each_s, once_s = 0.0, 0.0
+    known: dict[tuple[int, tuple[Candidate, ...]], tuple[float, float]] = {}
     for (path, _), candidates in pricer.candidates.items():
-        bills = [pricer.bill(path, candidate) for candidate in candidates]
-        each_s += min(b.seconds - b.step_s for b in bills) / pricer.setting.microbatches
-        once_s += min(b.step_s for b in bills)
+        key = (id(pricer.block(path)), candidates)  # layers of a kind have the same
+        if key not in known:
+            bills = [pricer.bill(path, candidate) for candidate in candidates]
+            each = min(b.seconds - b.step_s for b in bills) / pricer.setting.microbatches
+            known[key] = each, min(b.step_s for b in bills)
+        each_s += known[key][0]
+        once_s += known[key][1]
     return each_s, once_s
 
 
