@@ -124,8 +124,8 @@ def choose_plan(
     show(console, "Planned freely", plan_for(cluster_spec=cpus).plan)
     needs = [memory_of(world, zero, plan_for) for zero in (False, 3)]
     tight = {"preset": cpus, "memory_bytes": sum(needs) // 2}
-    # One microbatch: with two, half of the saved activations would make room enough.
-    compiled = plan_for(cluster_spec=tight, pin={"microbatches": 1})
+    # Microbatches, stages or recomputation would make room enough: only ZeRO is left to choose.
+    compiled = plan_for(cluster_spec=tight, pin=alone(world))
     show(console, f"Planned for {sum(needs) / 2e6:.1f} MB a device", compiled.plan)
     console.print(
         f"Data parallelism alone needs {needs[0] / 1e6:.1f} MB a device, with ZeRO 3 everywhere "
@@ -140,9 +140,13 @@ def choose_plan(
 
 def memory_of(world: int, zero: int | bool, plan_for: functools.partial[autopar.Compiled]) -> int:
     """Bytes a device of data parallelism alone, in one microbatch, with or without ZeRO."""
-    alone = {"dp": world, "tensor": False, "sequence": False, "microbatches": 1}
-    compiled = plan_for(cluster_spec=f"cpu:{world}", pin={**alone, "zero": zero})
+    compiled = plan_for(cluster_spec=f"cpu:{world}", pin={**alone(world), "zero": zero})
     return compiled.plan.predicted.memory_bytes
+
+
+def alone(world: int) -> dict[str, object]:
+    """Pins data parallelism in one microbatch; ZeRO is free."""
+    return {"dp": world, "microbatches": 1, "recompute": False}
 
 
 def show(console: Console, title: str, plan: autopar.Plan) -> None:
