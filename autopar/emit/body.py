@@ -47,7 +47,6 @@ class Body:
         self.routings: dict[tuple[str, Layout], str] = {}
         self.printer = Printer(self)
         self.region: str | None = None
-        self.used_functions: set[str] = set()
         self.keep: frozenset[str] = frozenset()
         """Values that this method returns: they have names."""
 
@@ -140,7 +139,6 @@ class Body:
             text = self.texts[name, self.made(name)]
             stem = text if text.isidentifier() else wish(self._node(name))
             for step in self.flow.conversions[name, need]:
-                self.used_functions.add(step.function)
                 if step.function in EXCHANGES:
                     text = self._exchange(step, name, need, text)
                     continue

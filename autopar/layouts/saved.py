@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import torch.fx
 
-from autopar.graph.factors import Cat, DimExpr, Leaf, unsorted
 from autopar.graph.model_graph import STREAM, Block, ModelGraph, SavedTensor
 from autopar.graph.ops import VIEW_CLASSES
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.sizes import matched
 from autopar.layouts.typing import OpTyping, RegionTyping, boundary_layout, input_layout
 from autopar.layouts.work import batch_share
 from autopar.plugin import Resident
@@ -165,24 +165,5 @@ def _internal_bytes(block: Block, one: SavedTensor, typing: OpTyping, setting: S
     if not dims:  # a loss: what it keeps is shaped like its input
         name, layout = next((n, t) for n, t in typing.needs.items() if n in block.values)
         dims = block.values[name].dims
-    total = one.item_bytes
-    position = 0
-    for length in one.shape:
-        match = next((i for i in range(position, len(dims)) if whole(dims[i]) == length), None)
-        if match is None:
-            total *= length
-        else:
-            total *= setting.local_length(dims[match], layout)
-            position = match + 1
-    return total
-
-
-def whole(expr: DimExpr) -> int:
-    """The unsplit size of a tensor's dim."""
-    total = 1
-    for factor in unsorted(expr):
-        if isinstance(factor, Leaf):
-            total *= factor.size
-        elif isinstance(factor, Cat):
-            total *= sum(whole(s) for s in factor.segments)
-    return total
+    found, rest = matched(one.shape, dims)
+    return one.item_bytes * rest * setting.local_numel(found, layout)

@@ -57,24 +57,32 @@ def _inside(block: Block, saved: SavedTensor) -> Mapping[Term, int]:
     if not dims:
         given = [n.name for n in block.ops[saved.op].node.all_input_nodes if n.name in block.values]
         dims = block.values[given[0]].dims
-    known, times, at = [], 1, 0
-    for length in saved.shape:
-        place = next((i for i in range(at, len(dims)) if _length(dims[i]) == length), None)
+    known, rest = matched(saved.shape, dims)
+    return {term: rest * count for term, count in product_terms(known).items()}
+
+
+def matched(shape: tuple[int, ...], dims: tuple[DimExpr, ...]) -> tuple[tuple[DimExpr, ...], int]:
+    """The dims among `dims` that a tensor made inside an op has, by their whole sizes from the
+    left, and the product of its sizes that are none of theirs."""
+    found, rest, at = [], 1, 0
+    for length in shape:
+        place = next((i for i in range(at, len(dims)) if whole(dims[i]) == length), None)
         if place is None:
-            times *= length
+            rest *= length
         else:
-            known.append(dims[place])
+            found.append(dims[place])
             at = place + 1
-    return {term: times * count for term, count in product_terms(known).items()}
+    return tuple(found), rest
 
 
-def _length(expr: DimExpr) -> int:
+def whole(expr: DimExpr) -> int:
+    """The unsplit size of a tensor's dim."""
     total = 1
     for factor in unsorted(expr):
         if isinstance(factor, Leaf):
             total *= factor.size
         else:
-            total *= sum(map(_length, factor.segments))
+            total *= sum(map(whole, factor.segments))
     return total
 
 

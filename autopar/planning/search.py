@@ -122,9 +122,8 @@ def _opened(outer: Outer, pricer: Pricer, same: Tried | None) -> Tried:
     """The setting with its bound alone: most are pruned by it, and a problem takes much longer.
     `same`: the setting under another schedule, whose prices are the same."""
     schedule = outer.setting.schedule
-    if schedule is not None and same is not None:
-        pricer = same.pricer.at(outer.setting)
-    work = least_work(pricer) if same is None or same.work is None else same.work
+    pricer = pricer if same is None else same.pricer.at(outer.setting)
+    work = least_work(pricer) if same is None else same.work
     if schedule is not None:
         return Tried(outer, pricer, None, schedule_bound(schedule, work), work=work)
     return Tried(outer, pricer, None, outer.setting.microbatches * work[0] + work[1], work=work)
