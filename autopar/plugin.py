@@ -423,8 +423,9 @@ class CostModel(abc.ABC):
 
     @abc.abstractmethod
     def cost(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> float:
-        """Seconds for a Compute or a Collective, bytes for a Resident. Errors: AutoparError for an
-        effect without a price (an unknown op, say); never a zero."""
+        """Seconds for a Compute or a Collective, bytes for a Resident. Compute and Resident are one
+        rank's, and priced once for all meshes: theirs is empty. Errors: AutoparError for an effect
+        without a price (an unknown op, say); never a zero."""
 
     def explain(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> str:
         """How the price came about, in a word that the plan shows: a collective's algorithm."""

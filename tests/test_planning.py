@@ -29,6 +29,7 @@ from autopar.planning.problem import PlanningProblem
 from autopar.planning.region_effects import scalar_collectives
 from autopar.planning.search import Found, SearchOptions, search
 from autopar.planning.separable import why_inseparable
+from autopar.planning.works import Works
 from autopar.plugin import BUCKET, Candidate, Collective
 from autopar.registry import select_cost_models, select_strategies
 from autopar.runtime.gradients import BUCKET_BYTES
@@ -89,7 +90,7 @@ def cases(model: str) -> Mapping[str, Case]:
         outer = open_setting(graph, setting, strategies, pins, inseparable)
         assert not isinstance(outer, Dropped), outer
         prices = Prices(select_cost_models(), outer.setting.mesh, spec())
-        pricer = Pricer(graph, outer.setting, prices, outer.candidates, RATIO)
+        pricer = Pricer(graph, outer.setting, prices, outer.candidates, RATIO, Works(prices))
         name = f"{setting.mesh}, {setting.microbatches} microbatches"
         found[name] = Case(graph, outer, prices, pricer.problem(ROOMY))
     return found

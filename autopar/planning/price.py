@@ -1,5 +1,6 @@
 """Candidates → PlanningProblem: everything a number, conversions as edges between slots."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -15,18 +16,19 @@ from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import group_of
 from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Here
-from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout, type_region
+from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout
 from autopar.planning.joined import Taken, unit_edges
 from autopar.planning.prices import Bill, Prices
 from autopar.planning.problem import Choice, Cover, Edge, PlanningProblem, Slot, Use
 from autopar.planning.region_effects import (
     buffer_effects,
     input_effects,
-    region_effects,
+    one_param,
     unused_effects,
 )
 from autopar.planning.together import of_layer, together_edges
-from autopar.plugin import Candidate, Collective, Effect, Recomputed
+from autopar.planning.works import Likeness, Works, likeness
+from autopar.plugin import Candidate, Collective, Effect, ParamPlan, Recomputed
 
 SlotKey = tuple[str, str]
 """(layer path, region)."""
@@ -46,8 +48,9 @@ class Pricer:
     prices: Prices
     candidates: RegionCandidates
     state_ratio: float
-    typings: dict[tuple[int, Candidate], RegionTyping] = field(default_factory=dict)
+    works: Works
     bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
+    param_bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
     conversions: dict[tuple[int, str, Layout, Layout, bool], float | None] = field(
         default_factory=dict
     )
@@ -87,6 +90,11 @@ class Pricer:
             self.covers(),
         )
 
+    @functools.cached_property
+    def alike(self) -> Likeness:
+        """The setting's reduced form."""
+        return likeness(self.setting)
+
     def at(self, setting: Setting) -> "Pricer":
         """The same under another schedule, on which no price of an effect depends."""
         return replace(self, setting=setting)
@@ -113,16 +121,36 @@ class Pricer:
         part = None if here is None else (here.cut.counts, here.part)
         key = (id(block), candidate, part, len(group), path == group[0], path == group[-1])
         if key not in self.bills:
-            typing = self.typing(block, candidate)
-            effects = region_effects(
-                block, typing, self.setting, self.state_ratio, path, group, here
-            )
-            bill = self.prices.bill(effects, self.setting.microbatches)
+            work = self.works.of(block, candidate, self.setting, self.alike, path, group, here)
+            times = self.setting.microbatches
+            bill = replace(work.local, compute_s=work.local.compute_s * times)
+            bill += self.prices.bill(work.collectives, times)
+            for name, layout in work.params.items():
+                plan = candidate.param(name)
+                bill += self._param_bill(block, name, layout, plan, path != "", here)
             if path == "":  # the skeleton's gathered parameters stay for the whole step
                 resident = bill.resident_bytes + bill.transient_bytes
                 bill = replace(bill, resident_bytes=resident, transient_bytes=0)
             self.bills[key] = bill
         return self.bills[key]
+
+    def _param_bill(
+        self,
+        block: Block,
+        name: str,
+        layout: Layout,
+        plan: ParamPlan,
+        neighbours: bool,
+        here: Here | None,
+    ) -> Bill:
+        part = None if here is None else (here.cut.counts, here.part)
+        key = (id(block), name, layout, plan, neighbours, part)
+        if key not in self.param_bills:
+            effects = one_param(
+                *(block, plan, name, layout, self.setting, self.state_ratio, neighbours, here)
+            )
+            self.param_bills[key] = self.prices.bill(effects, self.setting.microbatches)
+        return self.param_bills[key]
 
     def _group(self, path: str, candidate: Candidate) -> tuple[str, ...]:
         """The layers that run again with a layer whose region does this."""
@@ -160,10 +188,7 @@ class Pricer:
 
     def typing(self, block: Block, candidate: Candidate) -> RegionTyping:
         """The layouts of a candidate's region."""
-        key = (id(block), candidate)
-        if key not in self.typings:
-            self.typings[key] = type_region(block, candidate)
-        return self.typings[key]
+        return self.works.typing(block, candidate)
 
     # ------------------------------------------------------------ values that cross
 

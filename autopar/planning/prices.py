@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
 from autopar.planning.joined import empty_call, split_price
 from autopar.plugin import BUCKET, Collective, Compute, CostModel, Effect, Resident
+
+ONE_RANK = Mesh(())
+"""What one rank computes and holds costs the same on any mesh: only collectives see it."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,27 @@ class Prices:
     models: Sequence[CostModel]
     mesh: Mesh
     cluster: ClusterSpec
+    known: dict[tuple[object, ...], float] = field(default_factory=dict, compare=False)
+    """Prices of collectives, whatever they communicate; of joined ones, what they add to a call."""
 
     def cost(self, effect: Effect) -> float:
         """Seconds (Compute, Collective) or bytes (Resident)."""
+        if not isinstance(effect, Collective):
+            return self._asked(effect, ONE_RANK)
+        key = ("whole", *_all_but_what(effect))
+        if key not in self.known:
+            self.known[key] = self._asked(effect, self.mesh)
+        return self.known[key]
+
+    def _joined(self, effect: Collective) -> float:
+        key = ("joined", *_all_but_what(effect))
+        if key not in self.known:
+            self.known[key] = split_price(effect, self.cost)
+        return self.known[key]
+
+    def _asked(self, effect: Effect, mesh: Mesh) -> float:
         model = self._model(effect)
-        price = model.cost(effect, self.mesh, self.cluster)
+        price = model.cost(effect, mesh, self.cluster)
         assert price >= 0 and math.isfinite(price), (model.name, effect, price)
         return price
 
@@ -64,8 +83,7 @@ class Prices:
         return self._model(effect).explain(effect, self.mesh, self.cluster)
 
     def _model(self, effect: Effect) -> CostModel:
-        (model,) = [m for m in self.models if effect.kind in m.prices]
-        return model
+        return next(m for m in self.models if effect.kind in m.prices)
 
     def bill(self, effects: Iterable[Effect], microbatches: int) -> Bill:
         """The sum over effects; those that occur once a microbatch count that often."""
@@ -74,7 +92,7 @@ class Prices:
         units = set()
         for effect in effects:
             if isinstance(effect, Collective) and effect.unit:
-                price = split_price(effect, self.cost)
+                price = self._joined(effect)
                 if effect.unit != BUCKET:
                     units.add(empty_call(effect))
             else:
@@ -104,3 +122,7 @@ class Prices:
     def overhead_bytes(self) -> int:
         """What every rank loses whatever the plan."""
         return sum(m.overhead_bytes(self.mesh, self.cluster) for m in self.models)
+
+
+def _all_but_what(effect: Collective) -> tuple[object, ...]:
+    return effect.op, effect.bytes, effect.axes, effect.phase, effect.per, effect.unit

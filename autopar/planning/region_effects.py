@@ -23,18 +23,17 @@ from autopar.mesh import AxisPart, split_size
 from autopar.plugin import Collective, Compute, Effect, GradientSync, ParamPlan, Resident
 
 
-def region_effects(
+def op_effects(
     block: Block,
     typing: RegionTyping,
     setting: Setting,
-    state_ratio: float,
     path: str,
     group: tuple[str, ...],
     here: Here | None = None,
 ) -> Iterator[Effect]:
-    """Ops, saved tensors and parameters of a region of the layer `path` ("": the skeleton), which
-    runs again in the backward with its `group`. (Conversions at its boundary are edges.) `here`:
-    only what this part of the skeleton has."""
+    """Ops and saved tensors of a region of the layer `path` ("": the skeleton), which runs again in
+    the backward with its `group`. (Conversions at its boundary are edges.) `here`: only what this
+    part of the skeleton has."""
     candidate = typing.candidate
     ops = {name: t for name, t in typing.ops.items() if here is None or here.has(name)}
     for name, op_typing in ops.items():
@@ -42,9 +41,6 @@ def region_effects(
         yield from closing_collectives(block, block.ops[name], op_typing, setting)
     yield from again_effects(block, candidate, ops, setting, path == group[-1])
     yield from saved_residents(block, RegionTyping(candidate, ops), setting, group, path)
-    for name, layout in param_layouts(block, typing).items():
-        plan = candidate.param(name)
-        yield from one_param(block, plan, name, layout, setting, state_ratio, path != "", here)
 
 
 def param_layouts(block: Block, typing: RegionTyping) -> Mapping[str, Layout]:

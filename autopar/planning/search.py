@@ -26,6 +26,7 @@ from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
 from autopar.planning.stage_price import StagePricer, least_work, schedule_bound
+from autopar.planning.works import Works
 from autopar.plugin import CostModel, Refusal, Strategy
 from autopar.summary import size
 
@@ -88,6 +89,7 @@ def search(
     inseparable = why_inseparable(model)
     axes = axes_in_order(strategies)
     layers = len(model.layers)
+    works: Works | None = None
     sizes = (pins.axes, pins.microbatches, model.batch_size, layers)
     for asked in settings(axes, cluster.devices, *sizes):
         if pointless(model, asked, strategies, pins.axes):
@@ -107,7 +109,10 @@ def search(
                 continue
             outer = with_schedule(outer, setting)
             prices = Prices(cost_models, outer.setting.mesh, cluster)
-            pricer = Pricer(model, outer.setting, prices, outer.candidates, options.state_ratio)
+            works = works or Works(prices)
+            pricer = Pricer(
+                model, outer.setting, prices, outer.candidates, options.state_ratio, works
+            )
             same = [t for t in opened[-1:] if t.outer.candidates is outer.candidates]
             opened.append(_opened(outer, pricer, same[0] if same else None))
     if not opened:

@@ -1,0 +1,145 @@
+"""What a region's ops come to on one rank, worked out once for all settings where it is the same.
+
+Most settings of a search have the same local sizes as another one: 4 data ranks with 2 microbatches
+each run what 8 data ranks run in one. So a setting is reduced to its likeness, where each axis that
+splits the batch, and nothing else, is as small as it can be and microbatches make up for it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from autopar.graph.model_graph import Block
+from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.stages import Here
+from autopar.layouts.typing import RegionTyping, type_region
+from autopar.mesh import AxisPart, Mesh, Split
+from autopar.planning.prices import Bill, Prices
+from autopar.planning.region_effects import op_effects, param_layouts
+from autopar.plugin import Candidate, Collective
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one microbatch of a region's ops: what they come to without their collectives, which
+    depend on the links that an axis spans; those; and the layouts in which its parameters lie."""
+
+    local: Bill
+    collectives: tuple[Collective, ...]
+    params: Mapping[str, Layout]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """A setting's reduced form; `sizes` has the mesh's own sizes of the axes that were reduced."""
+
+    setting: Setting
+    sizes: Mapping[str, int]
+
+    def of_candidate(self, candidate: Candidate) -> Candidate | None:
+        """The candidate's splits on the reduced mesh, and what runs again; None where it splits
+        over a reduced axis something else than the batch over all of them."""
+        splits = []
+        for dim, split in candidate.splits:
+            mine = [part for part in split if part.axis in self.sizes]
+            if mine and (dim != "batch" or len(mine) != len(self.sizes)):
+                return None
+            splits.append((dim, resized(split, self.setting.mesh)))
+        if self.sizes and not any(dim == "batch" for dim, _ in splits):
+            return None
+        return Candidate(candidate.region, tuple(splits), recompute=candidate.recompute)
+
+
+def likeness(setting: Setting) -> Likeness:
+    """The reduced form of a setting."""
+    sizes = {part.axis: part.size for part in setting.data}
+    least = {axis: _least_factor(size) for axis, size in sizes.items()}
+    mesh = Mesh(tuple((axis, least.get(axis, size)) for axis, size in setting.mesh.axes))
+    microbatches = setting.microbatches
+    for axis, size in sizes.items():
+        microbatches *= size // least[axis]
+    reduced = Setting(mesh, resized(setting.data, mesh), microbatches)
+    return Likeness(reduced, sizes)
+
+
+def _least_factor(size: int) -> int:
+    return next((n for n in range(2, size + 1) if size % n == 0), size)
+
+
+def resized(split: Iterable[AxisPart], mesh: Mesh) -> Split:
+    """The parts, whole axes all, as another mesh has them."""
+    return tuple(AxisPart(part.axis, mesh.size(part.axis)) for part in split)
+
+
+@dataclass(frozen=True)
+class Works:
+    """The works of one model's regions, by what they depend on; shared by all settings. `prices`:
+    of any mesh."""
+
+    prices: Prices
+    typings: dict[Key, RegionTyping] = field(default_factory=dict)
+    works: dict[Key, Work] = field(default_factory=dict)
+
+    def typing(self, block: Block, candidate: Candidate) -> RegionTyping:
+        """The layouts of a candidate's region, which only its splits decide."""
+        key = (id(block), candidate.region, candidate.splits)
+        if key not in self.typings:
+            self.typings[key] = type_region(block, Candidate(candidate.region, candidate.splits))
+        return replace(self.typings[key], candidate=candidate)
+
+    def of(
+        self,
+        block: Block,
+        candidate: Candidate,
+        setting: Setting,
+        alike: Likeness,
+        path: str,
+        group: tuple[str, ...],
+        here: Here | None,
+    ) -> Work:
+        """The work of a candidate's region in the layer `path`, of a `group`."""
+        part = None if here is None else (here.cut.counts, here.part)
+        place = (part, len(group), path == group[0], path == group[-1])
+        reduced = alike.of_candidate(candidate)
+        if reduced is not None:
+            work = self._work(block, reduced, alike.setting, path, group, here, place)
+            if not any(p.axis in alike.sizes for c in work.collectives for p in c.axes):
+                return _on(work, setting.mesh)
+        bare = Candidate(candidate.region, candidate.splits, recompute=candidate.recompute)
+        return self._work(block, bare, setting, path, group, here, place)
+
+    def _work(
+        self,
+        block: Block,
+        bare: Candidate,
+        setting: Setting,
+        path: str,
+        group: tuple[str, ...],
+        here: Here | None,
+        place: Key,
+    ) -> Work:
+        key = (id(block), bare, setting.data, setting.microbatches, place)
+        if key not in self.works:
+            typing = self.typing(block, bare)
+            effects = list(op_effects(block, typing, setting, path, group, here))
+            self.works[key] = Work(
+                self.prices.bill((e for e in effects if not isinstance(e, Collective)), 1),
+                tuple(e for e in effects if isinstance(e, Collective)),
+                param_layouts(block, typing),
+            )
+        return self.works[key]
+
+
+def _on(work: Work, mesh: Mesh) -> Work:
+    """The work with layouts of parameters on another mesh."""
+    params = {name: _layout_on(layout, mesh) for name, layout in work.params.items()}
+    return replace(work, params=params)
+
+
+def _layout_on(layout: Layout, mesh: Mesh) -> Layout:
+    return replace(
+        layout,
+        splits=tuple((dim, resized(split, mesh)) for dim, split in layout.splits),
+        varying=frozenset(resized(layout.varying, mesh)),
+    )
