@@ -1,7 +1,8 @@
-"""The command line: plan, inspect, show, diff, emit, plugins, presets, detect, measure."""
+"""The command line: plan, inspect, show, diff, emit, schema, plugins, presets, detect, measure."""
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--out", type=Path, help="folder for plan.json and module.py")
     again.set_defaults(run=_emit)
 
+    commands.add_parser("schema", help="the JSON Schema of plan.json") \
+        .set_defaults(run=_schema)  # fmt: skip
     commands.add_parser("plugins", help="the strategies and cost models that are installed") \
         .set_defaults(run=_plugins)  # fmt: skip
     commands.add_parser("presets", help="the clusters that autopar knows by name") \
@@ -129,6 +132,10 @@ def _emit(options: argparse.Namespace) -> None:
     changes = plan.diff(compiled.plan)
     print(f"The plan's figures, computed anew:\n{changes}" if changes else "The plan is as it was.")
     _save(compiled, options.out)
+
+
+def _schema(options: argparse.Namespace) -> None:
+    print(json.dumps(Plan.json_schema(), indent=2))
 
 
 def _plugins(options: argparse.Namespace) -> None:

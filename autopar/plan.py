@@ -8,9 +8,10 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
+import pydantic.json_schema
 from pydantic.dataclasses import dataclass
 
 from autopar.batch_spec import BatchSpec
@@ -193,7 +194,7 @@ class Alternative:
 class Plan:
     """All decisions for one model, batch and cluster; see the fields."""
 
-    format: int
+    format: Annotated[int, pydantic.Field(ge=FORMAT, le=FORMAT)]
     model: ModelId
     cluster: Mapping[str, pydantic.JsonValue]
     memory_limit_bytes: Count
@@ -263,6 +264,14 @@ class Plan:
         """Write the plan's JSON."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON Schema (draft 2020-12) of plans, made from these classes: the package's file
+        `plan_schema.json`. It says what `from_json` says, but that it takes 2.0 for a whole number
+        and can't see a key that an object has twice; whether a plan can run, `emit` says."""
+        found = _adapter().json_schema(schema_generator=_Schema)
+        return {"$schema": pydantic.json_schema.GenerateJsonSchema.schema_dialect, **found}
+
     def diff(self, other: "Plan") -> str:
         """What is another in `other`: decisions first, then figures; "" where all is equal."""
         from autopar.difference import difference
@@ -277,6 +286,14 @@ class Plan:
 
     def __str__(self) -> str:
         return self.summary()
+
+
+class _Schema(pydantic.json_schema.GenerateJsonSchema):
+    """Without the titles that repeat what a field is called."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Never."""
+        return False
 
 
 def _short(value: object) -> str:

@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SMOKE = """
-import torch, autopar
+import json, pathlib, torch, autopar
+schema = pathlib.Path(autopar.__file__).with_name("plan_schema.json")
+assert json.loads(schema.read_text("utf-8")) == autopar.Plan.json_schema()
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
 batch = (torch.randn(8, 8), torch.randint(0, 4, (8,)))
 loss = lambda outputs, batch: torch.nn.functional.cross_entropy(outputs, batch[1])
