@@ -16,12 +16,13 @@ from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
 from autopar.plan import Plan
-from autopar.planning.decide import decide
 from autopar.planning.optimizer_state import state_ratio
 from autopar.planning.pins import read_pins
 from autopar.planning.realise import realise
-from autopar.planning.search import SearchOptions, search
+from autopar.planning.request import Request, make_plan
+from autopar.planning.search import SearchOptions
 from autopar.plugin import CostModel, Strategy
+from autopar.progress import shown
 from autopar.registry import select_cost_models, select_strategies
 from autopar.runtime import initialise
 from autopar.runtime.agree import from_rank0
@@ -45,6 +46,7 @@ def compile(
     memory_fraction: float = 1.0,
     gap: float = 1e-3,
     time_limit_s: float | None = None,
+    progress: bool = True,
 ) -> Compiled:
     """Plan and emit the training of `model` on a cluster.
 
@@ -57,7 +59,8 @@ def compile(
     that are installed. `pin` fixes axes ("dp": 2), "microbatches", strategies (True, False, or
     options) and, under "layers", strategies by glob of module names; `forbid` names strategies or
     axes. `memory_fraction` of the device's memory may be used. Planning stops at a relative `gap`
-    or after `time_limit_s` a mesh.
+    or after `time_limit_s` a mesh. `progress`: a line on stderr while it plans, where that is a
+    terminal.
 
     Under torchrun rank 0 plans for all; every rank must call. Errors: AutoparError (and its
     InfeasibleError where nothing fits into memory), with the numbers and what to do.
@@ -79,8 +82,18 @@ def compile(
         ratio = state_ratio(optimizer, graph.capture.params)
         limit = int(cluster.device.memory_bytes * memory_fraction)
         options = SearchOptions(limit, gap, time_limit_s, ratio)
-        found = search(graph, cluster, chosen, models, pins, options)
-        plan = decide(graph, found, cluster, options, describe_batch(given), assumed)
+        request = Request(
+            graph,
+            cluster,
+            tuple(chosen),
+            tuple(models),
+            pins,
+            options,
+            describe_batch(given),
+            assumed,
+        )
+        with shown(progress) as watch:
+            plan = make_plan(request, watch)
         report["plan_s"] = time.perf_counter() - start - report["capture_s"]
         source = emit_module(realise(graph, plan, chosen), headline(plan))
         return plan.to_json(), source

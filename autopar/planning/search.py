@@ -26,6 +26,7 @@ from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
 from autopar.planning.stage_price import StagePricer, least_work, schedule_bound
+from autopar.planning.watch import Progress, Watch, unwatched
 from autopar.planning.works import Works
 from autopar.plugin import CostModel, Refusal, Strategy
 from autopar.summary import size
@@ -77,8 +78,9 @@ def search(
     cost_models: Sequence[CostModel],
     pins: Pins,
     options: SearchOptions,
+    watch: Watch = unwatched,
 ) -> Found:
-    """The fastest program that fits.
+    """The fastest program that fits. `watch` is told how far the search is.
 
     Errors: AutoparError where no mesh is legal (with each reason), InfeasibleError where nothing
     fits into memory (short by how much).
@@ -92,6 +94,7 @@ def search(
     works: Works | None = None
     sizes = (pins.axes, pins.microbatches, model.batch_size, layers)
     for asked in settings(axes, cluster.devices, *sizes):
+        watch(Progress(len(opened) + len(dropped), len(dropped)))
         if pointless(model, asked, strategies, pins.axes):
             continue
         alike: dict[bool, Outer | Dropped] = {}
@@ -118,7 +121,7 @@ def search(
     if not opened:
         raise _nothing_legal(cluster, pins, dropped)
     return _choose(
-        *(model, opened, dropped, options, inseparable),
+        *(model, opened, dropped, options, inseparable, watch),
         lambda: _nothing_legal(cluster, pins, dropped),
     )
 
@@ -170,6 +173,7 @@ def _choose(
     dropped: list[Dropped],
     options: SearchOptions,
     inseparable: str | None,
+    watch: Watch,
     nothing: Callable[[], AutoparError],
 ) -> Found:
     best: tuple[Solution, Tried] | None = None
@@ -178,6 +182,9 @@ def _choose(
         if best is not None and one.bound_s >= best[0].seconds:
             tried.append(one)
             continue
+        solved = sum(t.result is not None for t in tried)
+        counts = (len(opened) + len(dropped), len(dropped), len(tried) - solved, solved)
+        watch(Progress(*counts, None if best is None else best[0].seconds, one.bound_s))
         found = _with_cuts(one, options.limit_bytes)
         if isinstance(found, Dropped):
             dropped.append(found)

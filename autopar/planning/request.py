@@ -1,0 +1,49 @@
+"""All that a plan follows from, as one value: to plan again with one thing changed."""
+
+from dataclasses import dataclass
+
+from autopar.batch_spec import BatchSpec
+from autopar.cluster import ClusterSpec
+from autopar.graph.model_graph import ModelGraph
+from autopar.plan import Plan
+from autopar.planning.decide import decide
+from autopar.planning.pins import Pins
+from autopar.planning.search import SearchOptions, search
+from autopar.planning.watch import Watch, unwatched
+from autopar.plugin import CostModel, Strategy
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model's graphs, a cluster, the plugins at hand, what is pinned, and the search's limits.
+    `batch`, `assumptions`: what the plan says of its batch."""
+
+    model: ModelGraph
+    cluster: ClusterSpec
+    strategies: tuple[Strategy, ...]
+    cost_models: tuple[CostModel, ...]
+    pins: Pins
+    options: SearchOptions
+    batch: BatchSpec
+    assumptions: tuple[str, ...]
+
+
+def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
+    """Search and decide. Errors: those of `search`."""
+    found = search(
+        request.model,
+        request.cluster,
+        request.strategies,
+        request.cost_models,
+        request.pins,
+        request.options,
+        watch,
+    )
+    return decide(
+        request.model,
+        found,
+        request.cluster,
+        request.options,
+        request.batch,
+        request.assumptions,
+    )
