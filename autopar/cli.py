@@ -14,7 +14,7 @@ from torch import nn
 from autopar.cluster import describe_cluster, resolve_cluster
 from autopar.compiled import Compiled
 from autopar.compiler import compile
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, InfeasibleError
 from autopar.inspection import inspect
 from autopar.measure import measure_here, write_spec
 from autopar.plan import Plan
@@ -51,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--forbid", nargs="*", default=[], metavar="NAME", help="strategies or axes")
     plan.add_argument("--memory-fraction", type=float, default=1.0, metavar="F")
     plan.add_argument("--out", type=Path, help="folder for plan.json and module.py")
+    plan.add_argument(
+        "--advice", action="store_true", help="where nothing fits, look for changes that would"
+    )
     plan.set_defaults(run=_plan)
 
     inspect_ = commands.add_parser(
@@ -100,15 +103,20 @@ def _plan(options: argparse.Namespace) -> None:
     if not isinstance(pin, dict):
         raise AutoparError(f"--pin must be a JSON object, not {options.pin}")
     model, batch, loss = load_model(options.model)
-    compiled = compile(
-        model,
-        options.cluster,
-        batch,
-        loss=loss,
-        pin=pin,
-        forbid=options.forbid,
-        memory_fraction=options.memory_fraction,
-    )
+    try:
+        compiled = compile(
+            model,
+            options.cluster,
+            batch,
+            loss=loss,
+            pin=pin,
+            forbid=options.forbid,
+            memory_fraction=options.memory_fraction,
+        )
+    except InfeasibleError as error:
+        if options.advice:
+            print(error.advice(), end="")
+        raise
     _finish(compiled, options.out)
 
 

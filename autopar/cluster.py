@@ -24,10 +24,13 @@ __all__ = [
     "Kernels",
     "Link",
     "Protocol",
+    "Spec",
     "describe_cluster",
     "resolve_cluster",
+    "with_devices",
 ]
 
+Spec = ClusterSpec | str | os.PathLike[str] | Mapping[str, Any]
 AUTO = "auto"
 """The spec of the machine that asks."""
 
@@ -46,7 +49,7 @@ _FULL_KEYS = ("device", "devices", "links", "source", "date")
 _PRESET_KEYS = ("preset", "devices", "links", *_DEVICE_KEYS)
 
 
-def resolve_cluster(spec: ClusterSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ClusterSpec:
+def resolve_cluster(spec: Spec) -> ClusterSpec:
     """The ClusterSpec that `spec` describes, checked.
 
     `spec`: a ClusterSpec; "auto", what this machine has (see `autopar.detect`); a preset and a
@@ -74,6 +77,29 @@ def resolve_cluster(spec: ClusterSpec | str | os.PathLike[str] | Mapping[str, An
         f"cluster_spec is {type(spec).__name__}: pass a ClusterSpec, a preset like 'cpu:4', "
         "'auto', a dict, or the path of a JSON or YAML file"
     )
+
+
+def with_devices(spec: Spec, devices: int) -> ClusterSpec:
+    """The cluster that `spec` describes with another number of devices: a preset's next levels come
+    in, and of a cluster in full the outermost link reaches further.
+
+    Errors: as `resolve_cluster`, where the number doesn't fit the links.
+    """
+    if isinstance(spec, str | os.PathLike) and spec != AUTO:
+        is_file = not isinstance(spec, str) or spec.endswith((".json", ".yaml", ".yml"))
+        return with_devices(_read(Path(spec)) if is_file else {"preset": spec}, devices)
+    if isinstance(spec, Mapping) and "preset" in spec and "links" not in spec:
+        name = str(spec["preset"]).partition(":")[0]
+        return _from_mapping({**spec, "preset": name, "devices": devices})
+    whole = resolve_cluster(spec)
+    outermost = whole.links[-1]
+    if outermost.shape:
+        raise AutoparError(
+            f"link {outermost.name} is a torus of shape {list(outermost.shape)}: what shape "
+            f"{devices} devices would have, nobody said"
+        )
+    links = (*whole.links[:-1], dataclasses.replace(outermost, devices=devices))
+    return checked(dataclasses.replace(whole, devices=devices, links=links))
 
 
 def describe_cluster(spec: ClusterSpec) -> dict[str, Any]:

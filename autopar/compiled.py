@@ -12,6 +12,7 @@ from torch import nn
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, OpaqueWarning
 from autopar.plan import Plan, ScheduleChoice
+from autopar.planning.request import Request
 from autopar.runtime import TrainingModule, run_program
 from autopar.runtime.training import OptimizerFactory
 
@@ -30,6 +31,8 @@ class Compiled:
     device_type: str
     optimizer: OptimizerFactory | None
     clip_norm: float | None
+    request: Request | None = None
+    """What `compile` planned, on the rank that did: to plan again with one thing changed."""
 
     def save(self, folder: str | Path) -> None:
         """Write plan.json and module.py. Not a collective: call it on one rank."""

@@ -2,24 +2,24 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from autopar.batch_spec import describe_batch
 from autopar.capture import capture
-from autopar.cluster import ClusterSpec, resolve_cluster
+from autopar.cluster import Spec, resolve_cluster
 from autopar.compiled import Compiled, device_type_of, headline, warn_of_opaque
 from autopar.default_batch import batch_or_default
 from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
 from autopar.plan import Plan
+from autopar.planning.infeasible import plan_or_explain
 from autopar.planning.optimizer_state import state_ratio
 from autopar.planning.pins import read_pins
 from autopar.planning.realise import realise
-from autopar.planning.request import Request, make_plan
+from autopar.planning.request import Request
 from autopar.planning.search import SearchOptions
 from autopar.plugin import CostModel, Strategy
 from autopar.progress import shown
@@ -33,7 +33,7 @@ Loss = Callable[[Any, Any], Any]
 
 def compile(
     model: nn.Module,
-    cluster_spec: ClusterSpec | str | Mapping[str, Any] | Path,
+    cluster_spec: Spec,
     batch: Any = None,
     *,
     loss: Loss | None = None,
@@ -65,14 +65,15 @@ def compile(
     Under torchrun rank 0 plans for all; every rank must call. Errors: AutoparError (and its
     InfeasibleError where nothing fits into memory), with the numbers and what to do.
     """
-    cluster = resolve_cluster(cluster_spec)
     _check(model, clip_norm, memory_fraction, gap)
+    cluster = resolve_cluster(cluster_spec)
     chosen = select_strategies(strategies)
     models = select_cost_models(cost_models)
     pins = read_pins(pin, forbid, chosen)
     device_type = device_type_of(cluster)
     initialise(device_type)
     report: dict[str, float] = {}
+    requests: list[Request] = []  # stays empty but on rank 0
 
     def plan_and_emit() -> tuple[str, str]:
         start = time.perf_counter()
@@ -82,18 +83,11 @@ def compile(
         ratio = state_ratio(optimizer, graph.capture.params)
         limit = int(cluster.device.memory_bytes * memory_fraction)
         options = SearchOptions(limit, gap, time_limit_s, ratio)
-        request = Request(
-            graph,
-            cluster,
-            tuple(chosen),
-            tuple(models),
-            pins,
-            options,
-            describe_batch(given),
-            assumed,
-        )
+        told = (describe_batch(given), assumed, cluster_spec)
+        request = Request(graph, cluster, chosen, models, pins, options, *told)
+        requests.append(request)
         with shown(progress) as watch:
-            plan = make_plan(request, watch)
+            plan = plan_or_explain(request, watch)
         report["plan_s"] = time.perf_counter() - start - report["capture_s"]
         source = emit_module(realise(graph, plan, chosen), headline(plan))
         return plan.to_json(), source
@@ -101,7 +95,8 @@ def compile(
     text, source = from_rank0(plan_and_emit)
     plan = Plan.from_json(text)
     warn_of_opaque(plan)
-    return Compiled(plan, source, report, model, device_type, optimizer, clip_norm)
+    request = requests[0] if requests else None
+    return Compiled(plan, source, report, model, device_type, optimizer, clip_norm, request)
 
 
 def _check(model: Any, clip_norm: float | None, memory_fraction: float, gap: float) -> None:

@@ -2,6 +2,7 @@
 
 import io
 from collections import Counter
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -18,10 +19,9 @@ def summarise(plan: Plan) -> str:
     """The plan as text tables, 100 columns wide."""
     out = io.StringIO()
     console = Console(file=out, width=100, highlight=False, color_system=None)
-    mesh = " · ".join(f"{axis} {size}" for axis, size in plan.axes.items())
     console.print(
         f"{plan.model.class_name} ({plan.model.parameters:,} parameters, {plan.model.layers} "
-        f"layers) on {mesh}; batch {plan.batch_size} in {plan.microbatches} "
+        f"layers) on {mesh_text(plan.axes)}; batch {plan.batch_size} in {plan.microbatches} "
         f"microbatch{'es' if plan.microbatches > 1 else ''}"
     )
     if plan.schedule is not None:
@@ -40,6 +40,11 @@ def size(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.2f} {unit}"
     return f"{count:.0f} B"
+
+
+def mesh_text(axes: Mapping[str, int]) -> str:
+    """A mesh for reading, outermost axis first: "dp 2 · tp 2"."""
+    return " · ".join(f"{axis} {length}" for axis, length in axes.items())
 
 
 def seconds(value: float) -> str:
@@ -157,7 +162,7 @@ def _certificate(plan: Plan) -> list[str]:
     if plan.schedule is not None or any(other.schedule for other in plan.alternatives):
         lines.append(CUTS)
     for other in plan.alternatives[:6]:
-        mesh = " · ".join(f"{axis} {size}" for axis, size in other.mesh.items())
+        mesh = mesh_text(other.mesh)
         cost = f"{seconds(other.step_s)}" if other.step_s is not None else other.why
         by = f" by {other.schedule}" if other.schedule else ""
         lines.append(f"  instead {mesh}, {other.microbatches} microbatches{by}: {cost}")

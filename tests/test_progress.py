@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from typing import Any
 
 import pytest
 from models import gpt2
@@ -15,10 +16,10 @@ from autopar.progress import shown, text
 
 def test_a_search_reports_what_its_certificate_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Progress] = []
-    real = searching.search
 
-    def watched(*args: object) -> object:
-        return real(*args[:-1], told.append)  # type: ignore[arg-type]
+    def watched(*args: Any) -> searching.Found:
+        replaced: Any = (*args[:-1], told.append)
+        return searching.search(*replaced)
 
     monkeypatch.setattr("autopar.planning.request.search", watched)
     plan = autopar.compile(gpt2().model, "cpu:4", gpt2().batch).plan

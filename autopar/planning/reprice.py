@@ -8,6 +8,7 @@ from autopar.layouts.program import Program
 from autopar.plan import Certificate, Plan, Predicted
 from autopar.planning.account import account
 from autopar.planning.decide import model_id, opaque_ops, region_choices, schedule_choice, tokens_of
+from autopar.planning.infeasible import fullest
 from autopar.planning.prices import Prices
 from autopar.summary import size
 
@@ -59,12 +60,12 @@ def unproven(step_s: float) -> Certificate:
 def _check_memory(predicted: Predicted, plan: Plan) -> None:
     short = predicted.memory_bytes - plan.memory_limit_bytes
     if short > 0:
-        kinds = ", ".join(f"{kind} {size(count)}" for kind, count in predicted.memory.items())
+        where = fullest(predicted, plan.schedule, plan.memory_limit_bytes)
         raise InfeasibleError(
             f"the plan needs {predicted.memory_bytes:,} bytes ({size(predicted.memory_bytes)}) a "
-            f"device: {kinds}. That is {short:,} ({size(short)}) over its memory_limit_bytes of "
-            f"{plan.memory_limit_bytes:,} ({size(plan.memory_limit_bytes)}). Shard more, or raise "
-            "the limit where the device has more",
+            f"device. That is {short:,} ({size(short)}) over its memory_limit_bytes of "
+            f"{plan.memory_limit_bytes:,} ({size(plan.memory_limit_bytes)}). {where}. Shard more, "
+            "or raise the limit where the device has more",
             short,
         )
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autopar.batch_spec import BatchSpec
-from autopar.cluster import ClusterSpec
+from autopar.cluster import ClusterSpec, Spec
 from autopar.graph.model_graph import ModelGraph
 from autopar.plan import Plan
 from autopar.planning.decide import decide
@@ -16,7 +16,8 @@ from autopar.plugin import CostModel, Strategy
 @dataclass(frozen=True)
 class Request:
     """A model's graphs, a cluster, the plugins at hand, what is pinned, and the search's limits.
-    `batch`, `assumptions`: what the plan says of its batch."""
+    `batch`, `assumptions`: what the plan says of its batch. `asked`: the cluster as the user said
+    it."""
 
     model: ModelGraph
     cluster: ClusterSpec
@@ -26,6 +27,7 @@ class Request:
     options: SearchOptions
     batch: BatchSpec
     assumptions: tuple[str, ...]
+    asked: Spec
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:

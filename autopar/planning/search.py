@@ -258,4 +258,5 @@ def _nothing_fits(tried: Sequence[Tried], limit_bytes: int) -> AutoparError:
         f"({size(need)}), short by {least:,} ({size(least)}). Give more memory or more devices, a "
         "smaller batch, or lift a pin",
         least,
+        setting,
     )

@@ -1,0 +1,180 @@
+"""Nothing fits: by how much and where, and the advice that follows, each change planned again."""
+
+import pickle
+from typing import Any
+
+import pytest
+from clusters import cluster
+from models import Job, classifier, deep_classifier, gpt2
+
+import autopar
+from autopar import AutoparError, InfeasibleError
+from autopar.cli import main
+from autopar.cluster import describe_cluster, resolve_cluster, with_devices
+from autopar.planning.advice import Advice
+from autopar.summary import size
+
+
+def error_of(job: Job, limit: int, **keywords: Any) -> InfeasibleError:
+    """How planning for four devices with so much memory ends."""
+    spec = {"preset": "cpu:4", "memory_bytes": limit}
+    with pytest.raises(InfeasibleError) as caught:
+        autopar.compile(job.model, spec, job.batch, loss=job.loss, **keywords)
+    return caught.value
+
+
+def changes(advice: Advice) -> dict[str, autopar.Plan]:
+    return {change.what: change.plan for change in advice.changes}
+
+
+# ---------------------------------------------------------------- by how much, and where
+
+
+def test_the_smallest_plan_is_there_in_full() -> None:
+    error = error_of(classifier(), 8_000, forbid=["zero"])
+    plan = error.smallest
+    assert plan is not None and error.setting is not None
+    assert plan.predicted.memory_bytes == 8_000 + error.short_bytes
+    assert dict(plan.axes) == dict(error.setting.mesh.axes)
+    assert plan.microbatches == error.setting.microbatches
+    for kind, count in plan.predicted.memory.items():
+        assert f"{kind} {size(count)}" in str(error)
+
+
+def test_the_fullest_stage_is_named_with_its_layers() -> None:
+    job, limit = gpt2(layers=4), 1_000_000
+    pin = {"pp": 4, "zero": False, "microbatches": 4, "schedule": "1f1b"}
+    error = error_of(job, limit, pin=pin)
+    plan = error.smallest
+    assert plan is not None and plan.schedule is not None
+    needs = [stage.memory_bytes for stage in plan.predicted.stages]
+    assert needs[0] == max(needs) == limit + error.short_bytes
+    text = str(error)
+    assert f"Stage 0 of 0 to 3 ({plan.schedule.parts[0][0]}) is the fullest: parameter " in text
+    for stage, need in list(enumerate(needs))[1:]:
+        over = need - limit
+        assert f"{stage} is {size(abs(over))} {'over' if over > 0 else 'under'}" in text
+
+
+def test_a_plan_from_outside_names_its_stage_too() -> None:
+    job = deep_classifier()
+    pin = {"pp": 2, "dp": 2, "schedule": "gpipe"}
+    plan = autopar.compile(job.model, "cpu:4", job.batch, loss=job.loss, pin=pin).plan
+    data = plan.to_json().replace(
+        f'"memory_limit_bytes": {plan.memory_limit_bytes}',
+        f'"memory_limit_bytes": {plan.predicted.memory_bytes - 1}',
+    )
+    with pytest.raises(InfeasibleError, match=r"Stage [01] of 0 to 1 \(layers.* is the fullest"):
+        autopar.emit(job.model, autopar.Plan.from_json(data), loss=job.loss)
+
+
+# ---------------------------------------------------------------- advice
+
+
+def test_advice_to_allow_what_was_forbidden() -> None:
+    """Each change is a plan that compile makes with it, and fits; what doesn't help is said."""
+    job, limit, pin = classifier(), 26_000, {"dp": 4, "microbatches": 1}
+    error = error_of(job, limit, pin=pin, forbid=["zero", "recompute"])
+    advice = error.advice()
+    found = changes(advice)
+    spec = {"preset": "cpu:4", "memory_bytes": limit}
+    allowed = autopar.compile(
+        job.model, spec, job.batch, loss=job.loss, pin=pin, forbid=["recompute"]
+    )
+    assert found["allow zero"] == allowed.plan
+    assert found["allow zero"].predicted.memory_bytes <= limit
+    assert found["lift the pin dp = 4"].axes["dp"] < 4
+    assert "allow recompute" in dict(advice.refused)
+    assert dict(advice.refused)["allow recompute"].startswith("still short by ")
+    assert all(plan.predicted.step_s > 0 for plan in found.values())
+    text = str(advice)
+    for what in (*found, *dict(advice.refused)):
+        assert what.split()[0] in text
+    assert "each of these alone would fit" in text
+
+
+def test_advice_on_memory_is_exact() -> None:
+    job = classifier()
+    error = error_of(job, 8_000, forbid=["zero"])
+    need = 8_000 + error.short_bytes
+    found = changes(error.advice())
+    (what,) = [what for what in found if what.startswith(size(need))]
+    assert f"({need:,} bytes) instead of 8.00 kB" in what
+    spec = {"preset": "cpu:4", "memory_bytes": need}
+    assert autopar.compile(job.model, spec, job.batch, loss=job.loss, forbid=["zero"])
+
+
+def test_advice_on_the_fraction_of_memory() -> None:
+    job = classifier()
+    error = error_of(job, 40_000, memory_fraction=0.1)
+    (what,) = [what for what in changes(error.advice()) if what.startswith("memory_fraction")]
+    fraction = float(what.split()[1])
+    spec = {"preset": "cpu:4", "memory_bytes": 40_000}
+    assert autopar.compile(job.model, spec, job.batch, loss=job.loss, memory_fraction=fraction)
+    error_of(job, 40_000, memory_fraction=fraction - 0.001)
+
+
+def test_advice_on_devices() -> None:
+    job = classifier()
+    found = changes(error_of(job, 5_000).advice())
+    (what,) = [what for what in found if "devices instead of 4" in what]
+    plan = found[what]
+    assert plan.cluster["devices"] == int(what.split()[0])
+    assert plan.predicted.memory_bytes <= 5_000 == plan.memory_limit_bytes
+
+
+def test_advice_to_take_a_strategy_that_was_left_out() -> None:
+    advice = error_of(classifier(), 26_000, strategies=["data"]).advice()
+    plan = changes(advice)["take zero among the strategies"]
+    assert any("zero" in region.strategies for region in plan.regions)
+    assert "take recompute among the strategies" in dict(advice.refused)
+
+
+def test_an_error_that_travelled_has_its_plan_but_no_advice() -> None:
+    error = error_of(classifier(), 8_000, forbid=["zero"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.short_bytes) == (str(error), error.short_bytes)
+    assert again.smallest == error.smallest
+    with pytest.raises(AutoparError, match="there is advice only where the planner itself"):
+        again.advice()
+
+
+def test_advice_on_the_command_line(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.py").write_text(
+        "import torch\n\ndef job():\n"
+        "    batch = (torch.zeros(8, 12), torch.zeros(8, dtype=torch.int64))\n"
+        "    loss = lambda out, b: torch.nn.functional.cross_entropy(out, b[1])\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(12, 64)), batch, loss\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["plan", "small:job", "cpu:4", "--memory-fraction", "1e-7"]  # 631 bytes
+    assert main(command) == 2
+    assert capsys.readouterr().out == ""
+    assert main([*command, "--advice"]) == 2
+    printed = capsys.readouterr()
+    assert "memory_fraction 0.0001 instead of" in printed.out
+    assert printed.err.startswith("autopar: nothing fits into 631 bytes")
+
+
+# ---------------------------------------------------------------- more devices
+
+
+def test_more_devices_of_a_preset_bring_its_next_level() -> None:
+    for spec in ("h100:8", {"preset": "h100:8"}, {"preset": "h100", "devices": 8}):
+        assert with_devices(spec, 16) == resolve_cluster("h100:16")
+    changed = with_devices({"preset": "h100:8", "memory_bytes": 10**9}, 16)
+    assert (changed.device.memory_bytes, len(changed.links)) == (10**9, 2)
+
+
+def test_more_devices_of_a_cluster_in_full(tmp_path: Any) -> None:
+    whole = cluster()
+    for spec in (whole, resolve_cluster(whole), describe_cluster(resolve_cluster(whole))):
+        grown = with_devices(spec, 8)
+        assert (grown.devices, grown.links[-1].devices) == (8, 8)
+        assert grown.device == resolve_cluster(whole).device
+    with pytest.raises(AutoparError, match="no multiple of the 8"):
+        with_devices(resolve_cluster("h100:16"), 12)
+    with pytest.raises(AutoparError, match="is a torus of shape"):
+        with_devices(resolve_cluster("tpu_v5p:64"), 128)
