@@ -109,6 +109,7 @@ def _choice(choice: RegionChoice | None, long: bool) -> str:
     splits = [f"{dim} over {' · '.join(axes)}" for dim, axes in choice.splits.items()]
     if choice.recompute:
         splits.append(f"{choice.recompute.layers} {choice.recompute.scope} recomputed")
+    splits += [f"{form.op} as {form.function or 'moved'}" for form in choice.forms]
     alike: dict[str, list[str]] = {}
     for name, p in choice.params.items():
         lives = {"value": p.param, "gradient": p.grad, "state": p.state}

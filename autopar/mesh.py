@@ -1,7 +1,7 @@
 """The mesh: named axes over ranks, and the ordered axes that a dim is split over."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, order=True)
@@ -10,11 +10,17 @@ class AxisPart:
 
     A whole axis has stride 1 and the axis's size. tp = 4 over 2 kv heads is the parts
     (tp, 2, stride 2) and (tp, 2, stride 1).
+
+    `balanced`: the dim is cut into 2 · size chunks, and rank i holds the i-th from the beginning
+    and the i-th from the end, in this order: under a causal mask all ranks then have the same
+    number of pairs of positions. It says how a dim is cut, not which axis this is: parts that
+    differ in it alone are equal.
     """
 
     axis: str
     size: int
     stride: int = 1
+    balanced: bool = field(default=False, compare=False)
 
     def index(self, coordinate: int) -> int:
         """This part's index for a rank whose coordinate on the axis is `coordinate`."""
@@ -34,6 +40,16 @@ Split = tuple[AxisPart, ...]
 def split_size(split: Split) -> int:
     """How many pieces a split makes."""
     return math.prod(part.size for part in split)
+
+
+def divides(split: Split, size: int) -> bool:
+    """Whether a dim of this size can be split so: into equal pieces, each of two equal chunks where
+    a part is balanced."""
+    for part in split:
+        if size % (part.size * (1 + part.balanced)):
+            return False
+        size //= part.size
+    return True
 
 
 @dataclass(frozen=True)

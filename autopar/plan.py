@@ -7,6 +7,7 @@ code.
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -83,10 +84,46 @@ class RecomputeChoice:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class ExchangeChoice:
+    """What an op in a form of its own communicates; see `autopar.plugin.Exchange`."""
+
+    op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+    phase: Literal["forward", "backward"]
+    of: tuple[str, ...]
+    times: int
+    wide: bool
+
+
+@dataclass(frozen=True, config=_STRICT)
+class MoveChoice:
+    """Axes that split the dim `to` instead of `dim` in one op."""
+
+    dim: str
+    to: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class FormChoice:
+    """An op in a form of its own; see `autopar.plugin.OpForm`."""
+
+    op: str
+    axes: tuple[str, ...]
+    moves: tuple[MoveChoice, ...]
+    function: str
+    frees: tuple[str, ...]
+    whole: tuple[str, ...]
+    passes: int
+    copies: int
+    exchanges: tuple[ExchangeChoice, ...]
+
+
+@dataclass(frozen=True, config=_STRICT)
 class RegionChoice:
     """What one region does in some layers ("" is the skeleton). `splits`: named dim → axes,
-    outermost first. `strategies`: who made it, with options. `recompute`: null where everything
-    that the backward needs is kept."""
+    outermost first; `balanced`: those of which a rank holds two chunks, one from each end.
+    `strategies`: who made it, with options. `recompute`: null where everything that the backward
+    needs is kept. `forms`: ops that are run in a way of their own."""
 
     layers: Annotated[tuple[str, ...], pydantic.Field(min_length=1)]
     region: str
@@ -94,6 +131,8 @@ class RegionChoice:
     splits: Mapping[str, tuple[str, ...]]
     params: Mapping[str, ParamChoice]
     recompute: RecomputeChoice | None = None
+    balanced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    forms: tuple[FormChoice, ...] = ()
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -13,11 +13,13 @@ from typing import ClassVar, Literal
 from autopar.devices import ClusterSpec, Device, Fit, Kernels, Link, Protocol
 from autopar.errors import AutoparError
 from autopar.hashed_once import hashed_once
-from autopar.mesh import AxisPart, Mesh, Split, split_size
+from autopar.mesh import AxisPart, Mesh, Split, divides, split_size
+from autopar.op_forms import Attention, Exchange, OpForm
 from autopar.schedule import Table
 
 __all__ = [
     "BUCKET",
+    "Attention",
     "AutoparError",
     "AxisPart",
     "AxisSpec",
@@ -29,11 +31,13 @@ __all__ = [
     "Device",
     "Dim",
     "Effect",
+    "Exchange",
     "Fit",
     "GradientSync",
     "Kernels",
     "Link",
     "Mesh",
+    "OpForm",
     "Option",
     "ParamInfo",
     "ParamPlan",
@@ -50,6 +54,7 @@ __all__ = [
     "StateSpec",
     "Strategy",
     "Table",
+    "divides",
     "split_over",
 ]
 
@@ -81,7 +86,8 @@ class Dim:
     `blocked` says why the dim can't be split inside this region ("" where it can). `rows`: of a dim
     of experts, the dims of the tokens that are sorted by them. It may then be split, blocked or
     not, over axes that split one of those as well: tokens are sent to the ranks that hold their
-    experts.
+    experts. `blocking`: ops that alone block the dim; it may be split where the candidate runs each
+    of these in a form of its own.
     """
 
     name: str
@@ -90,6 +96,7 @@ class Dim:
     internal: bool
     blocked: str = ""
     rows: tuple[str, ...] = ()
+    blocking: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,7 @@ class Region:
     role of the internal dim ("heads", "ffn", "ffn_2", "channels", …), "mixing" for ops that need
     the whole batch. `layer_class` names the block. `once` and `layer_once` say why the region's
     ops, or those of the whole layer, can't run again in the backward ("" where they can).
+    `attention`: its attention ops, which a candidate may run in a form of its own.
     """
 
     name: str
@@ -121,6 +129,7 @@ class Region:
     has_dropout: bool = False
     once: str = ""
     layer_once: str = ""
+    attention: tuple[Attention, ...] = ()
 
     def dim(self, role: Role) -> Dim | None:
         """The region's first dim of this role, or None."""
@@ -228,7 +237,8 @@ class Candidate:
 
     `splits` maps named dims to the axes they are split over, outermost first. `params` holds the
     parameters that a strategy treats specially. `made_by` lists (strategy, options), sorted.
-    `recompute`: None where everything that the backward needs is kept.
+    `recompute`: None where everything that the backward needs is kept. `forms`: ops that are run in
+    a way of their own, sorted.
     """
 
     region: str
@@ -236,6 +246,7 @@ class Candidate:
     params: tuple[tuple[str, ParamPlan], ...] = ()
     made_by: tuple[tuple[str, tuple[tuple[str, Option], ...]], ...] = ()
     recompute: Recomputed | None = None
+    forms: tuple[OpForm, ...] = ()
 
     def split(self, dim: str) -> Split:
         """The axes that `dim` is split over."""
@@ -259,6 +270,21 @@ class Candidate:
         splits = {**dict(self.splits), dim: split}
         made_by = _made_by(self.made_by, strategy, options)
         return replace(self, splits=tuple(sorted(splits.items())), made_by=made_by)
+
+    def form(self, op: str) -> OpForm | None:
+        """The form of its own in which an op is run, or None."""
+        return next((form for form in self.forms if form.op == op), None)
+
+    def blocks(self, dim: Dim) -> str:
+        """Why the dim can't be split in this candidate, or ""."""
+        own = {form.op for form in self.forms if form.allows(dim.name)}
+        return "" if dim.blocking and own >= set(dim.blocking) else dim.blocked
+
+    def with_forms(self, strategy: str, forms: Iterable[OpForm], **options: Option) -> "Candidate":
+        """This candidate with ops in forms of their own."""
+        merged = {form.op: form for form in (*self.forms, *forms)}
+        made_by = _made_by(self.made_by, strategy, options)
+        return replace(self, forms=tuple(merged[op] for op in sorted(merged)), made_by=made_by)
 
     def with_params(
         self, strategy: str, params: Mapping[str, ParamPlan], **options: Option
@@ -293,21 +319,31 @@ class Refusal:
 
 
 def split_over(
-    strategy: str, candidate: Candidate, region: Region, dim: Dim, axis: str, mesh: Mesh
+    strategy: str,
+    candidate: Candidate,
+    region: Region,
+    dim: Dim,
+    axis: str,
+    mesh: Mesh,
+    balanced: bool = False,
+    **options: Option,
 ) -> Candidate | Refusal:
     """The candidate with a dim split over one more axis, placed in mesh order, or why it can't be:
     the dim is blocked, or isn't divisible by all its axes together."""
-    if dim.blocked:
-        return Refusal(f"region {region.name}: {dim.name} can't be split: {dim.blocked}")
-    parts = (*candidate.split(dim.name), mesh.part(axis))
-    pieces = split_size(parts)
-    if dim.size % pieces:
-        axes = " · ".join(f"{part.axis}{part.size}" for part in parts)
+    blocked = candidate.blocks(dim)
+    if blocked:
+        return Refusal(f"region {region.name}: {dim.name} can't be split: {blocked}")
+    parts = (*candidate.split(dim.name), replace(mesh.part(axis), balanced=balanced))
+    split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
+    if not divides(split, dim.size):
+        axes = " · ".join(f"{part.axis}{part.size}" for part in split)
+        pieces = split_size(split)
+        two = ", each of two chunks" if any(part.balanced for part in split) else ""
         return Refusal(
             f"region {region.name}: {dim.name} = {dim.size} isn't divisible by {pieces} ({axes})"
+            f"{two}"
         )
-    split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
-    return candidate.with_split(strategy, dim.name, split)
+    return candidate.with_split(strategy, dim.name, split, **options)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """ZeRO: parameters, gradients and optimizer state are sharded over ranks that replicate them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,7 +21,8 @@ STAGES = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Zero(Strategy):
-    """Shards what lives of each trainable parameter over the axes that split the region's batch.
+    """Shards what lives of each trainable parameter over the axes that split the region's batch,
+    and its sequence in balanced chunks.
 
     `stage` 1 shards optimizer state, 2 gradients as well, 3 values as well; None leaves the choice
     to the planner. `within`: hybrid, sharded over neighbouring groups of that many ranks and
@@ -59,8 +60,7 @@ class Zero(Strategy):
         """The candidate with every trainable parameter of the region sharded, for each stage."""
         if candidate.options(self.name) is not None:
             return
-        batch = region.dim("batch")
-        split = () if batch is None else candidate.split(batch.name)
+        split = _replicas(candidate, region, mesh)
         # Scalars have no dim to shard.
         names = [param.name for param in region.params if param.trainable and param.shape]
         if not split:
@@ -69,7 +69,7 @@ class Zero(Strategy):
         if not names:
             yield Refusal(f"region {region.name} has no trainable parameters")
             return
-        axes = _group(split, mesh, self.within)
+        axes = _group(split, mesh, self.within, _balanced(candidate))
         if isinstance(axes, Refusal):
             yield axes
             return
@@ -84,6 +84,19 @@ class Zero(Strategy):
             yield candidate.with_params(self.name, plans, stage=stage, **options)
 
 
+def _replicas(candidate: Candidate, region: Region, mesh: Mesh) -> Split:
+    """The axes along which ranks have the same weights for other samples, or for their share of all
+    samples' positions."""
+    batch = region.dim("batch")
+    split = () if batch is None else candidate.split(batch.name)
+    return (*split, *map(mesh.part, _balanced(candidate)))
+
+
+def _balanced(candidate: Candidate) -> list[str]:
+    every = [part for _, split in candidate.splits for part in split]
+    return list(dict.fromkeys(part.axis for part in every if part.balanced))
+
+
 def _of_experts(plan: ParamPlan, own: set[str]) -> ParamPlan:
     """The plan of a weight that is itself split over some of these axes: it is sharded over the
     others. Its value stays whole: FSDP2 gathers those of one layer over one group."""
@@ -91,8 +104,9 @@ def _of_experts(plan: ParamPlan, own: set[str]) -> ParamPlan:
     return ParamPlan((), rest if plan.grad else (), rest)
 
 
-def _group(split: Split, mesh: Mesh, within: int | None) -> Split | Refusal:
-    """The innermost parts of the axes, of `within` ranks together; all where that is None."""
+def _group(split: Split, mesh: Mesh, within: int | None, uncut: Collection[str]) -> Split | Refusal:
+    """The innermost parts of the axes, of `within` ranks together; all where that is None. Axes in
+    `uncut` are taken whole."""
     order = [axis for axis, _ in mesh.axes]
     axes = tuple(sorted(split, key=lambda part: (order.index(part.axis), -part.stride)))
     if within is None:
@@ -103,6 +117,11 @@ def _group(split: Split, mesh: Mesh, within: int | None) -> Split | Refusal:
         if left % part.size == 0:
             found.insert(0, part)
             left //= part.size
+        elif part.size % left == 0 and part.axis in uncut:
+            return Refusal(
+                f"zero within {within} ranks would cut {part.axis} = {part.size}, along which "
+                "sequences lie in balanced chunks: take a multiple of it"
+            )
         elif part.size % left == 0:
             found.insert(0, AxisPart(part.axis, left, part.stride))
             left = 1

@@ -143,6 +143,9 @@ class LocalScope:
     def out_shape(self, node: torch.fx.Node) -> list[str]:
         return [str(n) for n in self.local_out(node)]
 
+    def form(self, node: torch.fx.Node) -> None:
+        return None
+
     def local_out(self, node: torch.fx.Node) -> tuple[int, ...]:
         return SETTING.local_shape(self.traced.out[0], self.layout)
 

@@ -120,7 +120,7 @@ def test_diff(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
         "decisions",
-        "  axes: pp 1 · dp 4 · ep 1 · tp 1 → pp 1 · dp 1 · ep 1 · tp 4",
+        "  axes: pp 1 · dp 4 · cp 1 · ep 1 · tp 1 → pp 1 · dp 1 · cp 1 · ep 1 · tp 4",
     ]
     assert lines.index("figures") > 2
 

@@ -50,7 +50,8 @@ def test_json_is_plain_and_complete(plan: Plan) -> None:
     """Every field, in order, one to a line; a plan that differs in one value isn't equal."""
     data = json.loads(plan.to_json())
     assert list(data) == [field.name for field in dataclasses.fields(plan)]
-    assert data["axes"] == {"pp": 1, "dp": 2, "ep": 1, "tp": 2} and data["microbatches"] == 2
+    assert data["axes"] == {"pp": 1, "dp": 2, "cp": 1, "ep": 1, "tp": 2}
+    assert data["microbatches"] == 2
     data["predicted"]["step_s"] *= 2
     assert Plan.from_json(json.dumps(data)) != plan
 
@@ -145,7 +146,7 @@ def test_summary(plan: Plan) -> None:
         "memory limit 8.00 GB",
     ):
         assert line in lines, (line, text)
-    assert "GPT2LMHeadModel" in text and "dp 2 · ep 1 · tp 2; batch 8 in 2" in text
+    assert "GPT2LMHeadModel" in text and "dp 2 · cp 1 · ep 1 · tp 2; batch 8 in 2" in text
     assert "Certificate: within " in text
     for region in plan.regions:
         assert all(strategy in text for strategy in region.strategies)

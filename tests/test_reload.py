@@ -244,11 +244,11 @@ ILLEGAL: list[tuple[str, Edit, str]] = [
     ("a split that no strategy makes", _splits("ffn", ffn=[], hidden=["tp"]),
      f"the plan's {H0}/ffn isn't what its strategies make. By data, tensor, zero 3 it has batch "
      "over dp, ffn over tp and 3 parameters sharded; in the plan it has batch over dp, hidden "
-     "over tp and 3 parameters sharded. Change its strategies, splits, params and recompute "
-     "together"),
+     "over tp and 3 parameters sharded. Change its strategies, splits, params, forms and "
+     "recompute together"),
     ("unknown strategy", _strategies("ffn", magic={}),
      f"the plan's {H0}/ffn was made by the strategy 'magic', which isn't at hand: there are "
-     r"data, .*tensor.*. Install its package, or pass it in strategies="),
+     r"context, data, .*tensor.*. Install its package, or pass it in strategies="),
     ("strategy that refuses", _strategies("stream", tensor={}),
      f"the plan's {H0}/stream can't be run by data, tensor, zero 3: region stream has no heads"),
     ("option with no such value", _strategies("ffn", zero={"stage": 7}),

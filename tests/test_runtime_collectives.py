@@ -153,20 +153,20 @@ BROKEN: dict[str, tuple[str, Callable[[Any, Tensor], Any]]] = {
     "all_reduce_partial": ("_AllReducePartial", lambda ctx, g: (g, None)),
     "all_gather": (
         "_AllGather",
-        lambda ctx, g: (collectives._slice(g, ctx.dim, ctx.axis), None, None),
+        lambda ctx, g: (collectives._slice(g, ctx.dim, ctx.axis), None, None, None),
     ),
     "reduce_scatter": (
         "_ReduceScatter",
-        lambda ctx, g: (torch.cat([g] * ctx.axis.size, ctx.dim), None, None),
+        lambda ctx, g: (torch.cat([g] * ctx.axis.size, ctx.dim), None, None, None),
     ),
     "unshard": (
         "_Unshard",
-        lambda ctx, g: (collectives._scatter_sum(g, ctx.dim, ctx.axis), None, None),
+        lambda ctx, g: (collectives._scatter_sum(g, ctx.dim, ctx.axis), None, None, None),
     ),
-    "shard": ("_Shard", lambda ctx, g: (torch.cat([g] * ctx.axis.size, ctx.dim), None, None)),
+    "shard": ("_Shard", lambda ctx, g: (torch.cat([g] * ctx.axis.size, ctx.dim), *[None] * 3)),
     "all_to_all": (
         "_AllToAll",
-        lambda ctx, g: (torch.cat(g.chunk(ctx.axis.size, 1), 2), None, None, None),
+        lambda ctx, g: (torch.cat(g.chunk(ctx.axis.size, 1), 2), *[None] * 4),
     ),
     "ring": ("_Ring", lambda ctx, g: (collectives._shift(g, 1, ctx.axis), None)),
     "once": ("_Once", lambda ctx, g: (g, None)),

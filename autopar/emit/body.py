@@ -113,6 +113,14 @@ class Body:
         dims = self.block.values[source.name].dims
         return self.flow.setting.local_shape(dims, self.flow.need(node, source.name))
 
+    def form(self, node: torch.fx.Node) -> tuple[str, tuple[str, ...]] | None:
+        """The function that runs the op in its strategy's way, and the axes that it takes."""
+        typing = self.flow.typings.get(node.name)
+        if typing is None or typing.form is None or not typing.form.function:
+            return None
+        axes = tuple(part.axis for part in typing.form.axes)
+        return typing.form.function.split(":", 1)[1], axes
+
     def local_out(self, node: torch.fx.Node) -> tuple[int, ...]:
         """The local shape of the op's result."""
         return self.flow.setting.local_shape(
@@ -142,10 +150,7 @@ class Body:
                 if step.function in EXCHANGES:
                     text = self._exchange(step, name, need, text)
                     continue
-                where = f"dim={step.dim}, " if step.dim is not None else ""
-                axes = ", ".join(f'"{part.axis}"' for part in step.parts)
-                axis = f"axis=self.mesh[{axes}]"
-                text = f"{step.function}({text}, {where}{axis})"
+                text = step_text(step, text)
             if (name, need) in self.routings:
                 text = f"{self.routings[name, need]}.ends"
             elif self.flow.conversions[name, need]:
@@ -338,6 +343,18 @@ def _changes(node: torch.fx.Node) -> bool:
     return "buffer_update" in kinds
 
 
+def step_text(step: Step, text: str) -> str:
+    """The call of one step of a conversion."""
+    where = "" if step.dim is None else f"dim={step.dim}, "
+    if step.to is not None:
+        where = f"split_dim={step.to}, gather_dim={step.dim}, "
+    axes = ", ".join(f'"{part.axis}"' for part in step.parts)
+    balanced = ""
+    if step.balanced is not None:
+        balanced = ", balanced=True" if step.to is None else f", balanced_dim={step.balanced}"
+    return f"{step.function}({text}, {where}axis=self.mesh[{axes}]{balanced})"
+
+
 def _suffix(flow: Flow, name: str, need: Layout) -> str:
     """What happened to a value, in a word."""
     functions = [step.function for step in flow.conversions[name, need]]
@@ -345,6 +362,8 @@ def _suffix(flow: Flow, name: str, need: Layout) -> str:
         return "full"
     if any(f in EXCHANGES for f in functions):
         return "sent" if functions[-1] == "dispatch" else "back"
+    if "all_to_all" in functions:
+        return "swapped"
     if any("reduce" in f for f in functions):
         return "sum" if "reduce_scatter" not in functions else "local"
     return "local" if any(f in ("shard", "local_part") for f in functions) else "shared"

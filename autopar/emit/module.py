@@ -9,6 +9,7 @@ import torch.fx
 from autopar.emit.again import CHECKPOINT
 from autopar.emit.body import Body
 from autopar.emit.declarations import unused_lines, weight_lines
+from autopar.emit.forms import form_functions, form_imports
 from autopar.emit.gradient_sync import own_syncs, state_lines, sync_imports, sync_method
 from autopar.emit.names import Lengths, Names, reserved_names
 from autopar.emit.opaque import opaque_node, places_lines
@@ -30,6 +31,7 @@ RUNTIME = (
     "all_gather",
     "all_reduce",
     "all_reduce_partial",
+    "all_to_all",
     "cat",
     "combine",
     "declare",
@@ -85,6 +87,7 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
         *wrapped(f"from autopar.runtime import ({', '.join(used)})", 0),
         *schedule_imports(program),
         *sync_imports([own_syncs(program, part) for part in parts]),
+        *form_imports(program),
         "",
         *_constants(program, lengths),
     ]
@@ -104,6 +107,7 @@ def variants(program: Program) -> Mapping[str, tuple[str, ...]]:
             found.setdefault(key, (block, []))[1].append(path)
     schedule = program.setting.schedule
     function = [] if schedule is None else [schedule.function.split(":", 1)[1]]
+    function += [name for _, name in form_functions(program)]
     names = Names([*(part.name for part in parts_of(program)), *RESERVED, *function])
     return {names.fresh(block.name): tuple(paths) for block, paths in found.values()}
 

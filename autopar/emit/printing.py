@@ -41,6 +41,9 @@ class Scope(Protocol):
     def local_out(self, node: torch.fx.Node) -> tuple[int, ...]:
         """The local shape of the op's result."""
 
+    def form(self, node: torch.fx.Node) -> tuple[str, tuple[str, ...]] | None:
+        """The function that runs the op in its strategy's way, and the axes that it takes."""
+
 
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floor_divide": "//", "lt": "<",
           "gt": ">", "le": "<=", "ge": ">=", "eq": "==", "ne": "!=", "matmul": "@", "mm": "@",
@@ -252,6 +255,10 @@ class Printer:
             words.append(f"scale={args['scale']}")
         if args["enable_gqa"]:
             words.append("enable_gqa=True")
+        form = self.scope.form(node)
+        if form is not None:
+            function, axes = form
+            return f"{function}({', '.join([*words, self.axis(axes)])})"
         return f"F.scaled_dot_product_attention({', '.join(words)})"
 
     def _op_embedding(self, node: torch.fx.Node) -> str:

@@ -21,6 +21,7 @@ from autopar.graph.flags import Flags
 from autopar.graph.model_graph import STREAM
 from autopar.graph.ops import VIEW_CLASSES, class_of, drops, is_tensor, op_name, shape_of
 from autopar.graph.routes import Route, find_route
+from autopar.graph.rules.products import is_attention, seen
 from autopar.plugin import Dim, ParamInfo, Region, Role
 
 ROLES: dict[str, Role] = {
@@ -135,23 +136,31 @@ class BlockRegions:
                 replace(d, rows=route.rows) if d.name in route.experts else d for d in dims
             )
         dropout = any(_drops(node) for node in nodes)
-        return Region(name, self.captured.name, dims, self._params(name, route), dropout)
+        ops = [n for n in nodes if is_attention(n) and n.name not in self.known.opaque]
+        attention = tuple(seen(self.known.dims, n) for n in ops)
+        params = self._params(name, route)
+        return Region(name, self.captured.name, dims, params, dropout, attention=attention)
 
     def _dim(self, leaf: Factor, internal: bool, nodes: list[torch.fx.Node], name: str) -> Dim:
         role = ROLES.get(leaf.hint, "other")
-        blocked = ""
-        for node in nodes:
-            why = self.blocked(node).get(leaf) or next(
-                (w for dim, w in self.known.ops[node].unlowered if leaf in leaves(dim)), ""
-            )
-            if why:
-                blocked = f"{why} ({node.name})"
-                break
-        if not blocked:
-            blocked = self._partly_fused(leaf, nodes)
-        if not blocked and not internal:
-            blocked = self._misplaced(leaf, nodes, name)
-        return Dim(leaf.name, leaf.size, role, internal, blocked)
+        why = {node: self._why_blocked(node, leaf) for node in nodes}
+        blocking = [node for node in nodes if why[node]]
+        others = [node for node in blocking if not is_attention(node)]
+        first = (others or blocking)[:1]
+        blocked = f"{why[first[0]]} ({first[0].name})" if first else ""
+        if not others:
+            misplaced = "" if internal else self._misplaced(leaf, nodes, name)
+            elsewhere = self._partly_fused(leaf, nodes) or misplaced
+            if elsewhere or not blocking:
+                return Dim(leaf.name, leaf.size, role, internal, elsewhere)
+        names = () if others else tuple(node.name for node in blocking)
+        return Dim(leaf.name, leaf.size, role, internal, blocked, blocking=names)
+
+    def _why_blocked(self, node: torch.fx.Node, leaf: Factor) -> str:
+        """Why a leaf must be whole for an op, or ""."""
+        return self.blocked(node).get(leaf) or next(
+            (w for dim, w in self.known.ops[node].unlowered if leaf in leaves(dim)), ""
+        )
 
     def _partly_fused(self, leaf: Factor, nodes: list[torch.fx.Node]) -> str:
         """Why a dim that only some rows of a fused weight have can't be split, or "": the other

@@ -11,6 +11,7 @@
 | I → S | shard: slice (all-gather) |
 | V → S, or no gradient | local_part: slice (zero padding) |
 | V → I | once: identity (kept on the first rank) |
+| S(f) → S(g) | all_to_all (all-to-all) |
 | S → D | dispatch: all-to-all (combine); of where experts' rows end: route |
 | D → S | combine: all-to-all (dispatch) |
 """
@@ -18,9 +19,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autopar.graph.factors import Order
+from autopar.graph.factors import Leaf, Order
 from autopar.graph.model_graph import Value
-from autopar.layouts.layout import Layout, Setting, major_dim
+from autopar.layouts.layout import Layout, Setting
 from autopar.mesh import AxisPart, Split
 
 GATHERS = frozenset({"all_gather", "unshard"})
@@ -37,6 +38,7 @@ FORWARD: dict[str, CollectiveOp] = {
     "dispatch": "all_to_all",
     "combine": "all_to_all",
     "route": "all_to_all",
+    "all_to_all": "all_to_all",
 }
 BACKWARD: dict[str, CollectiveOp] = {
     "enter": "all_reduce",
@@ -46,19 +48,24 @@ BACKWARD: dict[str, CollectiveOp] = {
     "shard": "all_gather",
     "dispatch": "all_to_all",
     "combine": "all_to_all",
+    "all_to_all": "all_to_all",
 }
 
 
 @dataclass(frozen=True)
 class Step:
     """One runtime call: its function, the tensor dim it works along (None: none), its axes in mesh
-    order, and its collectives with bytes per rank (the larger of input and output)."""
+    order, and its collectives with bytes per rank (the larger of input and output). `to`: of an
+    all-to-all, the dim that is split where `dim` was. `balanced`: the dim of which ranks hold two
+    chunks, one from each end."""
 
     function: str
     dim: int | None
     parts: Split
     forward: tuple[CollectiveOp, int] | None
     backward: tuple[CollectiveOp, int] | None
+    to: int | None = None
+    balanced: int | None = None
 
 
 class ImpossibleError(Exception):
@@ -73,6 +80,7 @@ def convert(value: Value, made: Layout, needed: Layout, setting: Setting) -> tup
     walk = _Walk(value, made, needed, setting)
     walk.combine()
     walk.reduce()
+    walk.exchange()
     walk.gather()
     walk.slice()
     walk.relabel()
@@ -128,7 +136,7 @@ class _Walk:
             name = self._target(part)
             if name is not None and self._next(name) == part:
                 after = replace(self.now, partial=partial)
-                split = (*self.now.split(name), part)
+                split = self.needed.split(name)[: len(self.now.split(name)) + 1]
                 self._step("reduce_scatter", name, part, after.with_split(name, split))
             elif part in self.needed.varying and self.value.needs_grad:
                 varying = self.now.varying | {part}
@@ -136,6 +144,21 @@ class _Walk:
                 self._step("all_reduce_partial", None, part, after)
             else:
                 self._step("all_reduce", None, part, replace(self.now, partial=partial))
+
+    def exchange(self) -> None:
+        """An axis that splits one dim splits another instead."""
+        for name, split in self.now.splits:
+            keep = _common(split, self.needed.split(name))
+            for part in reversed(split[keep:]):
+                to = self._target(part)
+                if to is None or to == name or self._next(to) != part:
+                    break
+                part = next(p for p in self.needed.split(to) if p == part)
+                after = self.now.with_split(name, self.now.split(name)[:-1])
+                after = after.with_split(to, (*self.now.split(to), part))
+                if self._place(name, after) is None or self._place(to, self.now) is None:
+                    break
+                self._step("all_to_all", name, part, after, to)
 
     def gather(self) -> None:
         """Undo splits, innermost part first, down to the common beginning with what is needed."""
@@ -180,12 +203,33 @@ class _Walk:
         have, want = self.now.split(name), self.needed.split(name)
         return want[len(have)] if want[: len(have)] == have and len(want) > len(have) else None
 
-    def _step(self, function: str, name: str | None, part: AxisPart, after: Layout) -> None:
-        dim = None
+    def _place(self, name: str, layout: Layout) -> int | None:
+        """The tensor's dim that has a named dim as its major part: no other ranks' elements lie
+        between those of one rank."""
+        for place, expr in enumerate(self.value.dims):
+            for at, factor in enumerate(expr):
+                if isinstance(factor, Leaf) and factor.name == name:
+                    return place
+                if self.setting.local_length(expr[at : at + 1], layout) > 1:
+                    break
+        return None
+
+    def _step(
+        self,
+        function: str,
+        name: str | None,
+        part: AxisPart,
+        after: Layout,
+        to: str | None = None,
+    ) -> None:
+        dim, balanced = None, None
         if name is not None:
-            dim = major_dim(self.value.dims, name)
+            dim = self._place(name, self.now)
             if dim is None:
                 raise ImpossibleError(f"{name} is not the major part of a dim")
+        for layout, named in ((self.now, name), (after, name), (self.now, to), (after, to)):
+            if named is not None and any(p.balanced and p == part for p in layout.split(named)):
+                balanced = self._place(named, layout)
         size = max(self._bytes(self.now), self._bytes(after))
         forward, backward = FORWARD.get(function), BACKWARD.get(function)
         self.steps.append(
@@ -195,6 +239,8 @@ class _Walk:
                 (part,),
                 (forward, size) if forward else None,
                 (backward, size) if backward and self.value.needs_grad else None,
+                None if to is None else self._place(to, self.now),
+                balanced,
             )
         )
         self.now = after
@@ -209,7 +255,8 @@ def _joined(steps: list[Step], setting: Setting) -> list[Step]:
     out: list[Step] = []
     for step in steps:
         last = out[-1] if out else None
-        if last is None or (last.function, last.dim) != (step.function, step.dim):
+        apart = step.balanced is not None or (last is not None and last.balanced is not None)
+        if last is None or apart or (last.function, last.dim) != (step.function, step.dim):
             out.append(step)
             continue
         # Gathers go from the innermost axis outwards, all else inwards.

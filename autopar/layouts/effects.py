@@ -17,7 +17,17 @@ from autopar.layouts.shapes import kernel_shape, skipped_share
 from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import batch_share, first_output, forward_flops, moved_bytes
 from autopar.mesh import Split, split_size
-from autopar.plugin import BUCKET, Collective, Compute, Effect, ParamPlan, Phase, Resident
+from autopar.plugin import (
+    BUCKET,
+    Collective,
+    Compute,
+    Effect,
+    Exchange,
+    OpForm,
+    ParamPlan,
+    Phase,
+    Resident,
+)
 
 COST_CLASS = {
     "pointwise": "pointwise",
@@ -75,6 +85,8 @@ def compute_effects(
     flops = forward_flops(block, op, typing, setting)
     moved = moved_bytes(block, op, typing, setting)
     shape, skipped = kernel_shape(block, op, typing, setting, flops), skipped_share(op)
+    passes = 1 if typing is None or typing.form is None else typing.form.passes
+    flops, moved = passes * flops, passes * moved
     yield Compute(kind, flops, moved, dtype, "forward", shape, skipped)
     if value.needs_grad:
         # Two products for a contraction's backward; about twice the traffic for the others.
@@ -109,7 +121,10 @@ def closing_collectives(
 ) -> Iterator[Collective]:
     """What an op exchanges inside. A cross-entropy over split classes all-reduces one maximum and
     two sums for each row; a batch norm over a split batch gathers each rank's mean and variance,
-    and all-reduces two sums of each channel in the backward."""
+    and all-reduces two sums of each channel in the backward. An op in a form of its own exchanges
+    what that says."""
+    if typing.form is not None:
+        yield from _exchanges(block, op, typing, typing.form, setting)
     parts = closed_parts(block, op, typing)
     if parts and op.kind == "batch_norm":
         yield from _norm_collectives(block, op, typing, setting, parts)
@@ -119,6 +134,36 @@ def closing_collectives(
         rows = setting.local_numel(value.dims[:-1], typing.needs[logits]) * value.item_bytes
         yield Collective("all_reduce", rows, parts, "forward", "microbatch", op.node.name)
         yield Collective("all_reduce", 2 * rows, parts, "forward", "microbatch", op.node.name)
+
+
+def _exchanges(
+    block: Block, op: Op, typing: OpTyping, form: OpForm, setting: Setting
+) -> Iterator[Collective]:
+    for one in form.exchanges:
+        size = _taken_bytes(block, op, typing, one, setting)
+        if one.phase == "forward" or block.values[op.node.name].needs_grad:
+            for _ in range(one.times):
+                yield Collective(one.op, size, form.axes, one.phase, "microbatch", op.node.name)
+
+
+def _taken_bytes(
+    block: Block, op: Op, typing: OpTyping, exchange: Exchange, setting: Setting
+) -> int:
+    args, total = arguments(op.node), 0
+    for name in exchange.of:
+        source = args[name].name
+        value = block.values[source]
+        item = max(value.item_bytes, 4) if exchange.wide else value.item_bytes
+        total += setting.local_numel(value.dims, typing.needs[source]) * item
+    return total
+
+
+def form_residents(block: Block, op: Op, typing: OpTyping, setting: Setting) -> Iterator[Resident]:
+    """What an op in a form of its own holds while it runs: copies of what it exchanges."""
+    form = typing.form
+    if form is not None and form.copies and form.exchanges:
+        largest = max(_taken_bytes(block, op, typing, e, setting) for e in form.exchanges)
+        yield Resident("transient", form.copies * largest)
 
 
 def _norm_collectives(
@@ -239,11 +284,12 @@ def param_layout(needs: Mapping[str, Layout] | tuple[Layout, ...]) -> Layout:
     """How a parameter is stored, given the layouts that its uses need: theirs where they agree.
 
     Where they differ on a part it is whole there and its gradient partial (V): every use then
-    converts from that.
+    converts from that. So it is where ranks would hold two chunks of it.
     """
     layouts = list(needs.values()) if isinstance(needs, Mapping) else list(needs)
     first = layouts[0]
-    if all(layout == first for layout in layouts):
+    balanced = any(p.balanced for layout in layouts for _, s in layout.splits for p in s)
+    if not balanced and all(layout == first for layout in layouts):
         return first
     parts = {p for layout in layouts for p in layout.split_parts() | layout.varying}
     return Layout(varying=frozenset(parts))

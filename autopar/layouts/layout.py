@@ -109,11 +109,3 @@ def names(dims: Iterable[DimExpr]) -> Iterator[str]:
     for expr in dims:
         for leaf in expr_leaves(expr):
             yield leaf.name
-
-
-def major_dim(dims: tuple[DimExpr, ...], name: str) -> int | None:
-    """The tensor dim whose major factor is the named dim, or None."""
-    for position, expr in enumerate(dims):
-        if expr and isinstance(expr[0], Leaf) and expr[0].name == name:
-            return position
-    return None

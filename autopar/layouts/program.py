@@ -67,11 +67,15 @@ def group_of(model: ModelGraph, path: str, candidate: Candidate) -> tuple[str, .
 
 
 def splits_of(choices: Choices) -> tuple[tuple[str, tuple[object, ...]], ...]:
-    """What a block's code depends on: the splits of its regions, those that run again alone, and
-    whose gradients have a sync of their own (not how parameters are sharded)."""
+    """What a block's code depends on: the splits of its regions, ops in forms of their own, regions
+    that run again alone, and whose gradients have a sync of their own (not how parameters are
+    sharded)."""
     return tuple(
         sorted(
-            (region, (candidate.splits, runs_alone(candidate), _synced(candidate)))
+            (
+                region,
+                (candidate.splits, candidate.forms, runs_alone(candidate), _synced(candidate)),
+            )
             for region, candidate in choices.items()
         )
     )

@@ -13,6 +13,7 @@ import torch.fx
 
 from autopar.graph.model_graph import STREAM, Block, ModelGraph, SavedTensor
 from autopar.graph.ops import VIEW_CLASSES
+from autopar.layouts.effects import form_residents
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.sizes import matched
@@ -46,6 +47,8 @@ def saved_residents(
     `group`: the layers that run again together with the layer `path`. A layer's stream answers for
     the layer's input. While a group runs again, all that its layers would have kept is there.
     """
+    for name, op_typing in typing.ops.items():
+        yield from form_residents(block, block.ops[name], op_typing, setting)
     again = typing.candidate.recompute
     kept = saved(block, typing, setting)
     if again is None:

@@ -15,7 +15,7 @@ from autopar.graph.ops import VIEW_CLASSES, arguments, op_name
 from autopar.graph.routes import Route
 from autopar.layouts.layout import Layout, Setting, names
 from autopar.mesh import AxisPart
-from autopar.plugin import Candidate
+from autopar.plugin import Candidate, OpForm
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class OpTyping:
 
     needs: Mapping[str, Layout]
     makes: Layout
+    form: OpForm | None = None
+    """How the op is run, where that is in a way of its own."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
     touched = _carried(block, node)
     route = block.routes.get(candidate.region)
     sent = sent_over(route, candidate)
-    for dim, split in candidate.splits:
+    form = candidate.form(node.name)
+    for dim, split in candidate.splits if form is None else form.splits(candidate.splits):
         for part in split:
             if (
                 route is not None
@@ -64,7 +67,7 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
                     makes = _sent(block, node, route, dim, part, needs, makes)
                 continue
             mode = _mode(block, op, dim, part, touched, inside)
-            for name in inputs:
+            for name in _without(inputs, _whole(node, form, part)):
                 value = block.values.get(name)
                 mine = value.names if value else _output_names(block, name)
                 if mode == "split" and name in op.shares:
@@ -77,7 +80,20 @@ def _type_op(block: Block, op: Op, candidate: Candidate, done: Mapping[str, OpTy
         value = block.values.get(name)
         if value is not None and not value.needs_grad:
             needs[name] = needs[name].forward_only()
-    return OpTyping(needs, makes)
+    return OpTyping(needs, makes, form)
+
+
+def _whole(node: torch.fx.Node, form: OpForm | None, part: AxisPart) -> set[str]:
+    """The inputs that an op in a form of its own takes whole over a part."""
+    if form is None or part not in form.axes:
+        return set()
+    args = arguments(node)
+    taken = [args[name] for name in form.whole]
+    return {value.name for value in taken if isinstance(value, torch.fx.Node)}
+
+
+def _without(names: Iterable[str], left_out: Set[str]) -> list[str]:
+    return [name for name in names if name not in left_out]
 
 
 def sent_over(route: Route | None, candidate: Candidate) -> frozenset[AxisPart]:

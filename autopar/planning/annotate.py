@@ -64,10 +64,15 @@ def annotate(
 
 def _split_batch(legal: list[Candidate], setting: Setting) -> list[Candidate]:
     """Data parallelism holds everywhere: where a region can split the batch over the data axes, it
-    does. (Running all samples on every rank may price lower, but nobody could explain the plan.)"""
+    does. (Running all samples on every rank may price lower, but nobody could explain the plan.)
+    So do balanced splits of a sequence."""
     axes = [part.axis for part in setting.data]
-    split = [c for c in legal if all(c.uses(axis) for axis in axes)]
-    return split or legal
+    legal = [c for c in legal if all(c.uses(axis) for axis in axes)] or legal
+    return [c for c in legal if _balanced(c)] or legal
+
+
+def _balanced(candidate: Candidate) -> bool:
+    return any(part.balanced for _, split in candidate.splits for part in split)
 
 
 def _once(before: Candidate, after: Candidate | Refusal) -> Candidate | Refusal:
@@ -84,7 +89,7 @@ def _once(before: Candidate, after: Candidate | Refusal) -> Candidate | Refusal:
 
 
 def _order(candidate: Candidate) -> str:
-    return repr((candidate.made_by, candidate.splits, candidate.recompute))
+    return repr((candidate.made_by, candidate.splits, candidate.recompute, candidate.forms))
 
 
 def _is_active(strategy: Strategy, pins: Mapping[str, StrategyPin]) -> bool:

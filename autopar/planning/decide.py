@@ -22,7 +22,7 @@ from autopar.plan import (
     ScheduleChoice,
 )
 from autopar.planning.account import Account, account
-from autopar.planning.param_choice import write_param
+from autopar.planning.param_choice import write_form, write_param
 from autopar.planning.problem import Infeasible, Solution
 from autopar.planning.search import Found, SearchOptions, Tried
 from autopar.plugin import Candidate
@@ -183,9 +183,18 @@ def region_choices(program: Program) -> tuple[RegionChoice, ...]:
             {dim: axes(split) for dim, split in candidate.splits},
             {name: write_param(plan) for name, plan in candidate.params},
             _recompute(candidate),
+            _balanced(candidate),
+            tuple(write_form(form) for form in candidate.forms),
         )
         for (_, region, candidate), paths in joined.items()
     )
+
+
+def _balanced(candidate: Candidate) -> dict[str, tuple[str, ...]]:
+    found = {
+        dim: tuple(part.axis for part in split if part.balanced) for dim, split in candidate.splits
+    }
+    return {dim: axes for dim, axes in found.items() if axes}
 
 
 def _recompute(candidate: Candidate) -> RecomputeChoice | None:

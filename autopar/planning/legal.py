@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from autopar.layouts.layout import Setting
-from autopar.mesh import AxisPart, overlap, split_size
-from autopar.plugin import Candidate, Dim, ParamInfo, ParamPlan, Region
+from autopar.mesh import AxisPart, divides, overlap, split_size
+from autopar.plugin import Candidate, Dim, OpForm, ParamInfo, ParamPlan, Region
 
 
 def in_microbatch(region: Region, setting: Setting) -> Region:
@@ -28,9 +28,9 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
             faults.append(
                 f"splits {name!r}, which the region doesn't have (it has {', '.join(dims)})"
             )
-        elif dims[name].blocked and not dims[name].rows:
+        elif candidate.blocks(dims[name]) and not dims[name].rows:
             faults.append(f"splits {name!r}: {dims[name].blocked}")
-        elif dims[name].size % split_size(split):
+        elif not divides(split, dims[name].size):
             faults.append(f"splits {name!r} = {dims[name].size} into {split_size(split)} pieces")
         if name not in dims or not dims[name].rows:
             used += split
@@ -44,11 +44,48 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
         if overlap(one, other)
     ]
     faults += _experts_faults(candidate, [dim for dim in region.dims if dim.rows], setting)
+    faults += _form_faults(candidate, region, known)
     for name, plan in candidate.params:
         if name in params:
             faults += _param_faults(params[name], plan)
         else:
             faults.append(f"plans the parameter {name!r}, which isn't the region's")
+    return faults
+
+
+def _form_faults(candidate: Candidate, region: Region, known: set[str]) -> list[str]:
+    """Forms are of the region's attention ops, over axes of the mesh, and split what divides."""
+    faults = []
+    ops = {seen.op for seen in region.attention}
+    for form in candidate.forms:
+        if form.op not in ops:
+            faults.append(f"runs {form.op!r} in a form of its own, which is no attention op here")
+            continue
+        if form.passes < 1 or form.copies < 0:
+            faults.append(f"runs {form.op} {form.passes} times, with {form.copies} copies")
+        if form.function and not all(form.function.partition(":")):
+            faults.append(f"runs {form.op} as {form.function!r}: not package.module:name")
+        parts = [*form.axes, *(part for _, _, axes in form.moves for part in axes)]
+        unknown = sorted({part.axis for part in parts} - known)
+        faults += [f"uses the axis {axis!r}, which the mesh doesn't have" for axis in unknown]
+        faults += _split_faults(candidate, form, region)
+    return faults
+
+
+def _split_faults(candidate: Candidate, form: OpForm, region: Region) -> list[str]:
+    """In the op of a form."""
+    faults = []
+    dims = {dim.name: dim for dim in region.dims}
+    for name, split in form.splits(candidate.splits):
+        free = form.axes if name in form.frees else ()
+        if name not in dims:
+            faults.append(f"splits {name!r} in {form.op}, which the region doesn't have")
+        elif form.op in dims[name].blocking and not set(split) <= set(free):
+            faults.append(f"splits {name!r} in {form.op}, whose form needs it whole")
+        elif not divides(split, dims[name].size):
+            faults.append(
+                f"splits {name!r} = {dims[name].size} in {form.op} into {split_size(split)} pieces"
+            )
     return faults
 
 

@@ -1,8 +1,16 @@
-"""How a parameter lives, as strategies say it and as the plan writes it."""
+"""How a parameter lives and an op is run, as strategies say it and as the plan writes it."""
 
 from autopar.mesh import Mesh, Split
-from autopar.plan import ParamChoice, SendChoice, StateChoice, SyncChoice
-from autopar.plugin import GradientSync, ParamPlan, Send, StateSpec
+from autopar.plan import (
+    ExchangeChoice,
+    FormChoice,
+    MoveChoice,
+    ParamChoice,
+    SendChoice,
+    StateChoice,
+    SyncChoice,
+)
+from autopar.plugin import Exchange, GradientSync, OpForm, ParamPlan, Send, StateSpec
 
 
 def write_param(plan: ParamPlan) -> ParamChoice:
@@ -19,6 +27,36 @@ def read_param(choice: ParamChoice, mesh: Mesh) -> ParamPlan:
         read_split(choice.grad, mesh),
         read_split(choice.state, mesh),
         _read_sync(choice.sync, mesh),
+    )
+
+
+def write_form(form: OpForm) -> FormChoice:
+    """The plan file's form of an op's."""
+    return FormChoice(
+        form.op,
+        _names(form.axes),
+        tuple(MoveChoice(dim, other, _names(axes)) for dim, other, axes in form.moves),
+        form.function,
+        form.frees,
+        form.whole,
+        form.passes,
+        form.copies,
+        tuple(ExchangeChoice(e.op, e.phase, e.of, e.times, e.wide) for e in form.exchanges),
+    )
+
+
+def read_form(choice: FormChoice, mesh: Mesh) -> OpForm:
+    """The strategies' form of an op's. Errors: ValueError for an axis that the mesh lacks."""
+    return OpForm(
+        choice.op,
+        read_split(choice.axes, mesh),
+        tuple((move.dim, move.to, read_split(move.axes, mesh)) for move in choice.moves),
+        choice.function,
+        choice.frees,
+        choice.whole,
+        choice.passes,
+        choice.copies,
+        tuple(Exchange(e.op, e.phase, e.of, e.times, e.wide) for e in choice.exchanges),
     )
 
 

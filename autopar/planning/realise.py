@@ -1,6 +1,7 @@
 """Plan → Program: a plan's decisions put back onto the model that it was made for."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
@@ -10,7 +11,7 @@ from autopar.layouts.stages import Cut, layer_calls, make_cut
 from autopar.mesh import Mesh
 from autopar.plan import Plan, RegionChoice
 from autopar.planning.decide import model_id
-from autopar.planning.param_choice import read_param, read_split
+from autopar.planning.param_choice import read_form, read_param, read_split
 from autopar.planning.schedules import layer_axis
 from autopar.plugin import Candidate, ParamPlan, Recomputed, Schedule, Strategy
 
@@ -121,7 +122,15 @@ def place(layer: str, region: str) -> str:
 def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
     where = f"region {place(choice.layers[0], choice.region)}"
     try:
-        splits = {dim: read_split(axes, mesh) for dim, axes in choice.splits.items() if axes}
+        splits = {
+            dim: tuple(
+                replace(part, balanced=part.axis in choice.balanced.get(dim, ()))
+                for part in read_split(axes, mesh)
+            )
+            for dim, axes in choice.splits.items()
+            if axes
+        }
+        forms = tuple(read_form(form, mesh) for form in choice.forms)
         found = {name: read_param(p, mesh) for name, p in choice.params.items()}
     except ValueError as error:
         raise AutoparError(f"the plan's {where}: {error}") from error
@@ -137,4 +146,5 @@ def _candidate(choice: RegionChoice, mesh: Mesh) -> Candidate:
         tuple(sorted(params.items())),
         tuple(sorted(makers.items())),
         again,
+        forms,
     )

@@ -37,6 +37,10 @@ def factors_of(mesh: Mesh, candidates: Iterable[Candidate]) -> Factors:
 def _parts(candidate: Candidate) -> Iterable[AxisPart]:
     for _, split in candidate.splits:
         yield from split
+    for form in candidate.forms:
+        yield from form.axes
+        for _, _, axes in form.moves:
+            yield from axes
     for _, plan in candidate.params:
         yield from (*plan.param, *plan.grad, *plan.state)
         yield from plan.sync.axes if plan.sync else ()
@@ -66,7 +70,15 @@ def refine_candidate(candidate: Candidate, factors: Factors) -> Candidate:
         )
         for name, plan in candidate.params
     )
-    return replace(candidate, splits=splits, params=params)
+    forms = tuple(
+        replace(
+            form,
+            axes=refine_split(form.axes, factors),
+            moves=tuple((d, o, refine_split(axes, factors)) for d, o, axes in form.moves),
+        )
+        for form in candidate.forms
+    )
+    return replace(candidate, splits=splits, params=params, forms=forms)
 
 
 def refine_split(split: Split, factors: Factors) -> Split:
@@ -77,6 +89,7 @@ def refine_split(split: Split, factors: Factors) -> Split:
         if cut is None:
             out.append(part)
             continue
+        assert not part.balanced, f"{part.axis} is balanced: it can't be cut into factors"
         low, high = part.stride, part.stride * part.size
         out += [AxisPart(name, size) for name, size, stride in cut if low <= stride < high]
     return tuple(out)

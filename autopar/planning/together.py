@@ -79,7 +79,9 @@ def together_edges(candidates: Regions, group_of: GroupOf) -> Iterator[Edge]:
 def _alike(candidate: Candidate) -> object:
     """What must be equal in the layers of a group; nothing where it is the layer's own affair."""
     again = of_layer(candidate)
-    return None if again is None or again.layers == 1 else (again, candidate.splits)
+    return (
+        None if again is None or again.layers == 1 else (again, candidate.splits, candidate.forms)
+    )
 
 
 def _equal(name: str, slots: Sequence[int], rows: Sequence[Sequence[object]]) -> Edge:

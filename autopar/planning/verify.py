@@ -196,15 +196,15 @@ def _check_made(
         if choice.made_by == candidate.made_by and _expressible(choice, asked.mesh, factors)
         for refined in [refine_candidate(choice, factors)]
     ]
-    if candidate in made:
+    if repr(candidate) in map(repr, made):  # equality passes over what is balanced
         return
     who = _makers(candidate)
     if not made:
         raise AutoparError(f"{where} can't be run by {who}: {_why_not(candidate, named, found)}")
     raise AutoparError(
         f"{where} isn't what its strategies make. By {who} it has {_choice_text(made[0])}; in the "
-        f"plan it has {_choice_text(candidate)}. Change its strategies, splits, params and "
-        "recompute together"
+        f"plan it has {_choice_text(candidate)}. Change its strategies, splits, params, forms "
+        "and recompute together"
     )
 
 
@@ -252,4 +252,5 @@ def _choice_text(candidate: Candidate) -> str:
     params = f"{len(sharded)} parameters sharded" if sharded else "no parameter sharded"
     again = candidate.recompute
     kept = f", {again.scope} recomputed" if again else ""
-    return f"{', '.join(splits) or 'no splits'} and {params}{kept}"
+    forms = "".join(f", {form.op} as {form.function or 'moved'}" for form in candidate.forms)
+    return f"{', '.join(splits) or 'no splits'} and {params}{kept}{forms}"

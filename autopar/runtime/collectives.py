@@ -5,10 +5,12 @@ A tensor on an axis is I (replicated, gradient complete), V (replicated, gradien
 the gradient back; `axis` is a group of the mesh. Over a group of one rank each is the identity.
 
 Gathers and scatters put the pieces of `dim` in rank order; the dim of the whole tensor must be a
-multiple of the group's size. Functional collectives are used, so that a TorchDispatchMode sees
-every one, and torch.compile can trace them.
+multiple of the group's size. Where a dim is `balanced`, it is cut into twice as many chunks, and
+rank i holds the i-th from the beginning and the i-th from the end, in this order. Functional
+collectives are used, so that a TorchDispatchMode sees every one, and torch.compile can trace them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,23 +33,28 @@ def _sum(x: Tensor, axis: Group) -> Tensor:
     return _wait(_ops.all_reduce(x.contiguous(), "sum", axis.name))
 
 
-def _gather(x: Tensor, dim: int, axis: Group) -> Tensor:
+def _gather(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
     rows = _wait(_ops.all_gather_into_tensor(x.contiguous(), axis.size, axis.name))
     # Ranks are stacked on dim 0, which is the answer for dim 0 already.
-    return rows if dim % x.ndim == 0 else torch.cat(rows.chunk(axis.size), dim)
+    if dim % x.ndim == 0 and not balanced:
+        return rows
+    return _together(rows.chunk(axis.size), dim, balanced)
 
 
-def _scatter_sum(x: Tensor, dim: int, axis: Group) -> Tensor:
-    rows = x if dim % x.ndim == 0 else torch.cat(_pieces(x, dim, axis))
+def _scatter_sum(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
+    whole = dim % x.ndim == 0 and not balanced
+    rows = x if whole else torch.cat(_pieces(x, dim, axis, balanced))
     _check(x, dim, axis)
     return _wait(_ops.reduce_scatter_tensor(rows.contiguous(), "sum", axis.size, axis.name))
 
 
-def _exchange(x: Tensor, split_dim: int, gather_dim: int, axis: Group) -> Tensor:
-    rows = torch.stack(_pieces(x, split_dim, axis))
+def _exchange(
+    x: Tensor, split_dim: int, gather_dim: int, axis: Group, balanced_dim: int | None = None
+) -> Tensor:
+    rows = torch.stack(_pieces(x, split_dim, axis, split_dim == balanced_dim))
     ones = [1] * axis.size
     received = _wait(_ops.all_to_all_single(rows, ones, ones, axis.name))
-    return torch.cat(received.unbind(), gather_dim)
+    return _together(received.unbind(), gather_dim, gather_dim == balanced_dim)
 
 
 def _shift(x: Tensor, steps: int, axis: Group) -> Tensor:
@@ -59,20 +66,37 @@ def _shift(x: Tensor, steps: int, axis: Group) -> Tensor:
     return _wait(_ops.all_to_all_single(rows, taken, sent, axis.name)).view(x.shape)
 
 
-def _check(x: Tensor, dim: int, axis: Group) -> None:
-    assert x.shape[dim] % axis.size == 0, (
-        f"dim {dim} of {tuple(x.shape)} is no multiple of {axis.size} ({axis.axes})"
+def _check(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> None:
+    pieces = axis.size * (1 + balanced)
+    assert x.shape[dim] % pieces == 0, (
+        f"dim {dim} of {tuple(x.shape)} is no multiple of {pieces} ({axis.axes})"
     )
 
 
-def _pieces(x: Tensor, dim: int, axis: Group) -> tuple[Tensor, ...]:
-    _check(x, dim, axis)
-    return x.chunk(axis.size, dim)
+def _pieces(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> tuple[Tensor, ...]:
+    """The ranks' pieces of a whole tensor."""
+    return tuple(_piece(x, dim, axis, rank, balanced) for rank in range(axis.size))
 
 
-def _slice(x: Tensor, dim: int, axis: Group) -> Tensor:
+def _piece(x: Tensor, dim: int, axis: Group, rank: int, balanced: bool) -> Tensor:
+    _check(x, dim, axis, balanced)
+    if not balanced:
+        return x.chunk(axis.size, dim)[rank]
+    chunks = x.chunk(2 * axis.size, dim)
+    return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
+
+
+def _together(pieces: Sequence[Tensor], dim: int, balanced: bool = False) -> Tensor:
+    """The whole tensor of the ranks' pieces."""
+    if not balanced:
+        return torch.cat(tuple(pieces), dim)
+    halves = [piece.chunk(2, dim) for piece in pieces]
+    return torch.cat([*(h[0] for h in halves), *(h[1] for h in reversed(halves))], dim)
+
+
+def _slice(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
     # A copy: a view would keep the whole tensor alive.
-    return _pieces(x, dim, axis)[axis.rank].contiguous()
+    return _piece(x, dim, axis, axis.rank, balanced).contiguous()
 
 
 # ---------------------------------------------------------------- with their backward
@@ -112,57 +136,61 @@ class _AllReducePartial(torch.autograd.Function):
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
-        ctx.dim, ctx.axis = dim, axis
-        return _gather(x, dim, axis)
+    def forward(ctx: Any, x: Tensor, dim: int, balanced: bool, axis: Group) -> Tensor:
+        ctx.dim, ctx.balanced, ctx.axis = dim, balanced, axis
+        return _gather(x, dim, axis, balanced)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _scatter_sum(grad, ctx.dim, ctx.axis), None, None
+        return _scatter_sum(grad, ctx.dim, ctx.axis, ctx.balanced), None, None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
-        ctx.dim, ctx.axis = dim, axis
-        return _scatter_sum(x, dim, axis)
+    def forward(ctx: Any, x: Tensor, dim: int, balanced: bool, axis: Group) -> Tensor:
+        ctx.dim, ctx.balanced, ctx.axis = dim, balanced, axis
+        return _scatter_sum(x, dim, axis, balanced)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _gather(grad, ctx.dim, ctx.axis), None, None
+        return _gather(grad, ctx.dim, ctx.axis, ctx.balanced), None, None, None
 
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
-        ctx.dim, ctx.axis = dim, axis
-        return _gather(x, dim, axis)
+    def forward(ctx: Any, x: Tensor, dim: int, balanced: bool, axis: Group) -> Tensor:
+        ctx.dim, ctx.balanced, ctx.axis = dim, balanced, axis
+        return _gather(x, dim, axis, balanced)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _slice(grad, ctx.dim, ctx.axis), None, None
+        return _slice(grad, ctx.dim, ctx.axis, ctx.balanced), None, None, None
 
 
 class _Shard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, axis: Group) -> Tensor:
-        ctx.dim, ctx.axis = dim, axis
-        return _slice(x, dim, axis)
+    def forward(ctx: Any, x: Tensor, dim: int, balanced: bool, axis: Group) -> Tensor:
+        ctx.dim, ctx.balanced, ctx.axis = dim, balanced, axis
+        return _slice(x, dim, axis, balanced)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _gather(grad, ctx.dim, ctx.axis), None, None
+        return _gather(grad, ctx.dim, ctx.axis, ctx.balanced), None, None, None
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, split_dim: int, gather_dim: int, axis: Group) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, split_dim: int, gather_dim: int, balanced: int | None, axis: Group
+    ) -> Tensor:
         ctx.split_dim, ctx.gather_dim, ctx.axis = split_dim, gather_dim, axis
-        return _exchange(x, split_dim, gather_dim, axis)
+        ctx.balanced = balanced
+        return _exchange(x, split_dim, gather_dim, axis, balanced)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _exchange(grad, ctx.gather_dim, ctx.split_dim, ctx.axis), None, None, None
+        back = _exchange(grad, ctx.gather_dim, ctx.split_dim, ctx.axis, ctx.balanced)
+        return back, None, None, None, None
 
 
 class _Ring(torch.autograd.Function):
@@ -213,38 +241,41 @@ def all_reduce_partial(x: Tensor, axis: Group) -> Tensor:
     return _apply(_AllReducePartial, x, axis)
 
 
-def all_gather(x: Tensor, dim: int, axis: Group) -> Tensor:
+def all_gather(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
     """S → V: concatenates the ranks' pieces on `dim`; backward: reduce-scatter (sum)."""
-    return _apply(_AllGather, x, dim, axis)
+    return _apply(_AllGather, x, dim, balanced, axis)
 
 
-def reduce_scatter(x: Tensor, dim: int, axis: Group) -> Tensor:
+def reduce_scatter(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
     """P → S: sums over ranks and keeps this rank's piece of `dim`; backward: all-gather."""
-    return _apply(_ReduceScatter, x, dim, axis)
+    return _apply(_ReduceScatter, x, dim, balanced, axis)
 
 
-def unshard(x: Tensor, dim: int, axis: Group) -> Tensor:
+def unshard(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
     """S → I: concatenates the ranks' pieces on `dim`; backward: this rank's slice."""
-    return _apply(_Unshard, x, dim, axis)
+    return _apply(_Unshard, x, dim, balanced, axis)
 
 
-def shard(x: Tensor, dim: int, axis: Group) -> Tensor:
+def shard(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
     """I → S: this rank's piece of `dim`; backward: all-gather."""
-    return _apply(_Shard, x, dim, axis)
+    return _apply(_Shard, x, dim, balanced, axis)
 
 
-def local_part(x: Tensor, dim: int, axis: Group) -> Tensor:
+def local_part(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
     """V → S, or anything without gradient: this rank's piece of `dim`, no communication either
     way; backward: zeros where the other ranks' pieces are.
     """
-    return x if axis.size == 1 else _pieces(x, dim, axis)[axis.rank].contiguous()
+    return x if axis.size == 1 else _piece(x, dim, axis, axis.rank, balanced).contiguous()
 
 
-def all_to_all(x: Tensor, split_dim: int, gather_dim: int, axis: Group) -> Tensor:
+def all_to_all(
+    x: Tensor, split_dim: int, gather_dim: int, axis: Group, balanced_dim: int | None = None
+) -> Tensor:
     """S(gather_dim) → S(split_dim): splits `split_dim` into a piece for each rank and concatenates
-    the pieces received on `gather_dim`; backward: the same the other way round.
+    the pieces received on `gather_dim`; backward: the same the other way round. `balanced_dim`:
+    which of the two is cut into balanced chunks.
     """
-    return _apply(_AllToAll, x, split_dim, gather_dim, axis)
+    return _apply(_AllToAll, x, split_dim, gather_dim, balanced_dim, axis)
 
 
 def ring(x: Tensor, axis: Group) -> Tensor:

@@ -15,6 +15,7 @@ from autopar.graph.factors import (
 )
 from autopar.graph.ops import arguments, is_tensor, op_name
 from autopar.graph.rules.base import Known, OpDims, broadcast, dims_of
+from autopar.op_forms import Attention
 
 
 def contraction(node: torch.fx.Node, known: Known) -> OpDims:
@@ -103,6 +104,36 @@ def attention(node: torch.fx.Node, known: Known) -> OpDims:
     return OpDims(
         [[*q[:-1], v[-1]]],
         blocked=[(q[-2], whole), (k[-2], whole), (q[-1], inner), (v[-1], inner)],
+    )
+
+
+def is_attention(node: torch.fx.Node) -> bool:
+    """Whether a node is an attention op."""
+    return node.op == "call_function" and op_name(node) == "scaled_dot_product_attention"
+
+
+def seen(known: Known, node: torch.fx.Node) -> Attention:
+    """An attention op as strategies see it. Dims must be named."""
+    args = arguments(node)
+    q, k = dims_of(known, args["query"]), dims_of(known, args["key"])
+
+    def names(dim: Product) -> tuple[str, ...]:
+        plain = all(f.segments is None and f.order_of is None for f in resolve(dim))
+        return tuple(f.name for f in resolve(dim)) if plain else ()
+
+    def single(dim: Product) -> str:
+        found = names(dim)
+        return found[0] if len(found) == 1 else ""
+
+    return Attention(
+        node.name,
+        single(q[-2]) if len(q) > 2 else "",
+        single(k[-2]) if len(k) > 2 else "",
+        names(q[-3]) if len(q) > 3 else (),
+        names(k[-3]) if len(k) > 3 else (),
+        bool(args["is_causal"]),
+        args["attn_mask"] is not None,
+        args["dropout_p"] > 0,
     )
 
 
