@@ -2,7 +2,7 @@
 
 from autopar.cluster import ClusterSpec, Device, Link
 from autopar.compiled import Compiled
-from autopar.compiler import compile
+from autopar.compiler import compile, recipe
 from autopar.errors import AutoparError, InfeasibleError, OpaqueWarning
 from autopar.inspection import inspect
 from autopar.plan import Plan
@@ -23,4 +23,5 @@ __all__ = [
     "emit",
     "inspect",
     "load",
+    "recipe",
 ]

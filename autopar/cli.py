@@ -1,10 +1,12 @@
-"""The command line: plan, inspect, show, diff, emit, schema, plugins, presets, detect, measure."""
+"""The command line: plan, recipe, inspect, show, diff, emit, schema, plugins, presets,
+detect, measure."""
 
 import argparse
 import importlib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 
 from autopar.cluster import describe_cluster, resolve_cluster
 from autopar.compiled import Compiled
-from autopar.compiler import compile
+from autopar.compiler import compile, recipe
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.inspection import inspect
 from autopar.measure import measure_here, write_spec
@@ -27,6 +29,7 @@ MODEL_HELP = (
     "module:callable; called without arguments it returns the model, (model, batch) or "
     "(model, batch, loss). The module is looked for in the current folder first"
 )
+FORBID_HELP = "strategies or axes"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,18 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="autopar", description="Plans for training in parallel.")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    plan = commands.add_parser("plan", help="plan a model's training on a cluster and print it")
-    plan.add_argument("model", help=MODEL_HELP)
-    plan.add_argument("cluster", help="a preset like h100:64, or the path of a JSON or YAML file")
-    plan.add_argument("--pin", default="{}", metavar="JSON", help='{"tp": 2, "zero": false}, say')
-    plan.add_argument("--forbid", nargs="*", default=[], metavar="NAME", help="strategies or axes")
-    plan.add_argument("--memory-fraction", type=float, default=1.0, metavar="F")
-    plan.add_argument("--out", type=Path, help="folder for plan.json and module.py")
-    plan.add_argument(
-        "--advice", action="store_true", help="where nothing fits, look for changes that would"
-    )
-    plan.set_defaults(run=_plan)
-
+    _add_planning(commands)
     inspect_ = commands.add_parser(
         "inspect", help="a model's layers, regions, named dims, flops and saved bytes"
     )
@@ -95,6 +87,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_planning(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    plan = commands.add_parser("plan", help="plan a model's training on a cluster and print it")
+    plan.add_argument("--pin", default="{}", metavar="JSON", help='{"tp": 2, "zero": false}, say')
+    plan.add_argument(
+        "--advice", action="store_true", help="where nothing fits, look for changes that would"
+    )
+    plan.add_argument(
+        "--explain",
+        action="store_true",
+        help="compare it with the practitioner's recipe and the best on other meshes",
+    )
+    plan.set_defaults(run=_plan)
+
+    rule = commands.add_parser("recipe", help="plan by a practitioner's rule of thumb")
+    rule.set_defaults(run=_recipe)
+    for one in (plan, rule):
+        one.add_argument("model", help=MODEL_HELP)
+        one.add_argument(
+            "cluster", help="a preset like h100:64, or the path of a JSON or YAML file"
+        )
+        one.add_argument("--forbid", nargs="*", default=[], metavar="NAME", help=FORBID_HELP)
+        one.add_argument("--memory-fraction", type=float, default=1.0, metavar="F")
+        one.add_argument("--out", type=Path, help="folder for plan.json and module.py")
+
+
 # ---------------------------------------------------------------- commands
 
 
@@ -117,6 +134,21 @@ def _plan(options: argparse.Namespace) -> None:
         if options.advice:
             print(error.advice(), end="")
         raise
+    if options.explain:
+        compiled = replace(compiled, plan=compiled.explained())
+    _finish(compiled, options.out)
+
+
+def _recipe(options: argparse.Namespace) -> None:
+    model, batch, loss = load_model(options.model)
+    compiled = recipe(
+        model,
+        options.cluster,
+        batch,
+        loss=loss,
+        forbid=options.forbid,
+        memory_fraction=options.memory_fraction,
+    )
     _finish(compiled, options.out)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, OpaqueWarning
 from autopar.plan import Plan, ScheduleChoice
+from autopar.planning.explain import explained
 from autopar.planning.request import Request
 from autopar.runtime import TrainingModule, run_program
 from autopar.runtime.training import OptimizerFactory
@@ -41,6 +42,24 @@ class Compiled:
         self.plan.save(folder / "plan.json")
         (folder / "module.py").write_text(self.source, encoding="utf-8")
 
+    def explained(self, meshes: int = 3) -> Plan:
+        """The plan with what it is compared with: the practitioner's recipe (`autopar.recipe`), and
+        the best on each of the next best meshes, so many of them. Its summary shows what each takes
+        and what it loses on. Each is planned for this, under the same pins (the recipe: without).
+
+        Errors: AutoparError where nothing was planned here: on a rank other than 0 under torchrun,
+        and for what `emit` and `load` return.
+        """
+        return explained(self._request(), self.plan, meshes)
+
+    def _request(self) -> Request:
+        if self.request is None:
+            raise AutoparError(
+                "only what compile and recipe return can be explained, on rank 0: a plan that came "
+                "from outside was not searched for here"
+            )
+        return self.request
+
     def materialize(self) -> TrainingModule:
         """This rank's part of the program, with rank 0's weights. A collective under torchrun.
 
@@ -59,14 +78,15 @@ class Compiled:
         return module
 
 
-def warn_of_opaque(plan: Plan) -> None:
-    """Name what can't be analysed, on one rank. To be called by what users call."""
+def warn_of_opaque(plan: Plan, stacklevel: int = 3) -> None:
+    """Name what can't be analysed, on one rank. `stacklevel`: of the user's line; 3 where what the
+    user called calls this."""
     if plan.opaque and (not dist.is_initialized() or dist.get_rank() == 0):
         text = "\n  ".join(plan.opaque)
         warnings.warn(
             f"these can't be analysed and are not split by tensor or sequence:\n  {text}",
             OpaqueWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

@@ -1,7 +1,8 @@
-"""compile(): the whole line on one screen."""
+"""compile() and recipe(): the whole line on one screen."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -19,8 +20,10 @@ from autopar.planning.infeasible import plan_or_explain
 from autopar.planning.optimizer_state import state_ratio
 from autopar.planning.pins import read_pins
 from autopar.planning.realise import realise
+from autopar.planning.recipe import plan_by_recipe
 from autopar.planning.request import Request
 from autopar.planning.search import SearchOptions
+from autopar.planning.watch import Watch
 from autopar.plugin import CostModel, Strategy
 from autopar.progress import shown
 from autopar.registry import select_cost_models, select_strategies
@@ -65,11 +68,74 @@ def compile(
     Under torchrun rank 0 plans for all; every rank must call. Errors: AutoparError (and its
     InfeasibleError where nothing fits into memory), with the numbers and what to do.
     """
-    _check(model, clip_norm, memory_fraction, gap)
-    cluster = resolve_cluster(cluster_spec)
-    chosen = select_strategies(strategies)
-    models = select_cost_models(cost_models)
-    pins = read_pins(pin, forbid, chosen)
+    asked = _Asked(
+        *(model, cluster_spec, batch, loss, optimizer, clip_norm, strategies, cost_models),
+        *(pin, tuple(forbid), memory_fraction, gap, time_limit_s, progress),
+    )
+    return _line(asked, plan_or_explain)
+
+
+def recipe(
+    model: nn.Module,
+    cluster_spec: Spec,
+    batch: Any = None,
+    *,
+    loss: Loss | None = None,
+    optimizer: OptimizerFactory | None = None,
+    clip_norm: float | None = None,
+    strategies: Iterable[str | Strategy] | None = None,
+    cost_models: Iterable[str | CostModel] | None = None,
+    forbid: Iterable[str] = (),
+    memory_fraction: float = 1.0,
+    gap: float = 1e-3,
+    time_limit_s: float | None = None,
+    progress: bool = True,
+) -> Compiled:
+    """What a practitioner would do by rule of thumb, as a program: to compare plans with.
+
+    Tensor parallelism (of models with experts: expert parallelism) inside the node until the model
+    fits; if that doesn't do, layers in stages (1F1B, optimizer state sharded) or ZeRO 3, the faster
+    of the first that fit; data parallelism over what is left; and where nothing fits, all of it
+    again with every layer recomputed. Each step is a set of pins for the planner's own candidates
+    and prices, and no step is tried once one fits. The arguments are `compile`'s, without `pin`.
+
+    Errors: as `compile`; InfeasibleError where no step of the recipe fits, though a plan may.
+    """
+    barred = tuple(forbid)
+    asked = _Asked(
+        *(model, cluster_spec, batch, loss, optimizer, clip_norm, strategies, cost_models),
+        *(None, barred, memory_fraction, gap, time_limit_s, progress),
+    )
+    return _line(asked, lambda request, watch: plan_by_recipe(request, barred, watch))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments of `compile`."""
+
+    model: nn.Module
+    cluster_spec: Spec
+    batch: Any
+    loss: Loss | None
+    optimizer: OptimizerFactory | None
+    clip_norm: float | None
+    strategies: Iterable[str | Strategy] | None
+    cost_models: Iterable[str | CostModel] | None
+    pin: Mapping[str, Any] | None
+    forbid: tuple[str, ...]
+    memory_fraction: float
+    gap: float
+    time_limit_s: float | None
+    progress: bool
+
+
+def _line(asked: _Asked, make: Callable[[Request, Watch], Plan]) -> Compiled:
+    """From a model to a program, planned by `make`."""
+    _check(asked)
+    cluster = resolve_cluster(asked.cluster_spec)
+    chosen = select_strategies(asked.strategies)
+    models = select_cost_models(asked.cost_models)
+    pins = read_pins(asked.pin, asked.forbid, chosen)
     device_type = device_type_of(cluster)
     initialise(device_type)
     report: dict[str, float] = {}
@@ -77,34 +143,36 @@ def compile(
 
     def plan_and_emit() -> tuple[str, str]:
         start = time.perf_counter()
-        given, assumed = batch_or_default(model, batch, cluster.devices)
-        graph = analyse(capture(model, given, loss))
+        batch, assumed = batch_or_default(asked.model, asked.batch, cluster.devices)
+        graph = analyse(capture(asked.model, batch, asked.loss))
         report["capture_s"] = time.perf_counter() - start
-        ratio = state_ratio(optimizer, graph.capture.params)
-        limit = int(cluster.device.memory_bytes * memory_fraction)
-        options = SearchOptions(limit, gap, time_limit_s, ratio)
-        told = (describe_batch(given), assumed, cluster_spec)
+        ratio = state_ratio(asked.optimizer, graph.capture.params)
+        limit = int(cluster.device.memory_bytes * asked.memory_fraction)
+        options = SearchOptions(limit, asked.gap, asked.time_limit_s, ratio)
+        told = (describe_batch(batch), assumed, asked.cluster_spec)
         request = Request(graph, cluster, chosen, models, pins, options, *told)
         requests.append(request)
-        with shown(progress) as watch:
-            plan = plan_or_explain(request, watch)
+        with shown(asked.progress) as watch:
+            plan = make(request, watch)
         report["plan_s"] = time.perf_counter() - start - report["capture_s"]
         source = emit_module(realise(graph, plan, chosen), headline(plan))
         return plan.to_json(), source
 
     text, source = from_rank0(plan_and_emit)
     plan = Plan.from_json(text)
-    warn_of_opaque(plan)
-    request = requests[0] if requests else None
-    return Compiled(plan, source, report, model, device_type, optimizer, clip_norm, request)
+    warn_of_opaque(plan, stacklevel=4)
+    given = (asked.model, device_type, asked.optimizer, asked.clip_norm)
+    return Compiled(plan, source, report, *given, requests[0] if requests else None)
 
 
-def _check(model: Any, clip_norm: float | None, memory_fraction: float, gap: float) -> None:
-    if not isinstance(model, nn.Module):
-        raise AutoparError(f"model must be a torch.nn.Module, not {type(model).__name__}")
-    if clip_norm is not None and not clip_norm > 0:
-        raise AutoparError(f"clip_norm must be above 0 (or None for no clipping), not {clip_norm}")
-    if not 0 < memory_fraction <= 1:
-        raise AutoparError(f"memory_fraction must lie in (0, 1], not {memory_fraction}")
-    if not 0 <= gap < 1:
-        raise AutoparError(f"gap must lie in [0, 1), not {gap}")
+def _check(asked: _Asked) -> None:
+    if not isinstance(asked.model, nn.Module):
+        raise AutoparError(f"model must be a torch.nn.Module, not {type(asked.model).__name__}")
+    if asked.clip_norm is not None and not asked.clip_norm > 0:
+        raise AutoparError(
+            f"clip_norm must be above 0 (or None for no clipping), not {asked.clip_norm}"
+        )
+    if not 0 < asked.memory_fraction <= 1:
+        raise AutoparError(f"memory_fraction must lie in (0, 1], not {asked.memory_fraction}")
+    if not 0 <= asked.gap < 1:
+        raise AutoparError(f"gap must lie in [0, 1), not {asked.gap}")

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from autopar.batch_spec import batch_text
 from autopar.plan import Plan, RegionChoice
-from autopar.summary import layer_span, seconds, size, strategies_text
+from autopar.summary import strategies_text
+from autopar.text import layer_span, seconds, size
 
 Change = tuple[str, str, str]
 """What it is, before, after."""

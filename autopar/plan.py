@@ -230,6 +230,20 @@ class Alternative:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Rival:
+    """Another plan for the same, to compare with. `used`: its strategies with their options, and in
+    how many regions of all layers. `predicted` is null where there is none, which `why` explains;
+    `why` is else how it was made."""
+
+    mesh: Mapping[str, Count]
+    microbatches: Count
+    schedule: str
+    used: Mapping[str, int]
+    predicted: Predicted | None
+    why: str
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Plan:
     """All decisions for one model, batch and cluster; see the fields."""
 
@@ -254,6 +268,10 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     assumptions: tuple[str, ...]
     opaque: tuple[str, ...]
+    recipe: Rival | None = None
+    """What the practitioner's recipe comes to, where that was asked for."""
+    runners_up: tuple[Rival, ...] = ()
+    """The best on other meshes, where that was asked for."""
 
     def options(self, region: str) -> Mapping[str, Mapping[str, Option]]:
         """The strategies and options of one region, named "layer/region" (or "region" for the

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from autopar.planning.watch import Progress, Watch, unwatched
-from autopar.summary import seconds
+from autopar.text import seconds
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 import io
 from collections import Counter
-from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 
 from autopar.plan import Plan, RegionChoice, ScheduleChoice
+from autopar.text import layer_span, mesh_text, seconds, size, strategy_text
+from autopar.why import rivals_table, speed_up
 
 CUTS = (
     "  Where layers lie in stages, that is for one or two cuts of the layers: the best by each "
@@ -29,27 +30,12 @@ def summarise(plan: Plan) -> str:
     console.print(_regions(plan))
     console.print(_collectives(plan))
     console.print(_predicted(plan))
-    for line in _certificate(plan):
+    rivals = rivals_table(plan)
+    if rivals is not None:
+        console.print(rivals)
+    for line in [*filter(None, [speed_up(plan)]), *_certificate(plan)]:
         console.print(line)
     return out.getvalue()
-
-
-def size(count: float) -> str:
-    """Bytes for reading: "12.3 MB" (decimal)."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f} B"
-
-
-def mesh_text(axes: Mapping[str, int]) -> str:
-    """A mesh for reading, outermost axis first: "dp 2 · tp 2"."""
-    return " · ".join(f"{axis} {length}" for axis, length in axes.items())
-
-
-def seconds(value: float) -> str:
-    """Seconds for reading."""
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
 
 
 def _regions(plan: Plan) -> Table:
@@ -74,19 +60,8 @@ def _sharded(choice: RegionChoice) -> str:
 
 def strategies_text(choice: RegionChoice) -> str:
     """A region's strategies with their options: "data, zero 3 within 2"."""
-    names = []
-    for name, options in choice.strategies.items():
-        first, *rest = options.items() or [("", "")]
-        words = [name, str(first[1]), *(f"{key} {value}" for key, value in rest)]
-        names.append(" ".join(word for word in words if word))
+    names = [strategy_text(name, options) for name, options in choice.strategies.items()]
     return ", ".join(names) or "none (replicated)"
-
-
-def layer_span(layers: tuple[str, ...]) -> str:
-    """Layers for reading: "h.0 … h.3 (4)"; "" is the skeleton."""
-    if layers == ("",):
-        return "skeleton"
-    return layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)})"
 
 
 def _stages(plan: Plan, schedule: ScheduleChoice) -> Table:

@@ -105,6 +105,16 @@ def test_plan_forbids_and_limits(folder: Path, capsys: pytest.CaptureFixture[str
     assert (plan.axes["dp"], plan.axes["tp"], plan.memory_limit_bytes) == (4, 1, 6319127552 // 2)
 
 
+def test_plan_explains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "my_models:job", "cpu:4", "--explain", "--out", "build"]) == 0
+    assert "times as fast as the recipe (" in capsys.readouterr().out
+    plan = autopar.Plan.load(folder / "build" / "plan.json")
+    assert plan.recipe is not None
+    assert main(["recipe", "my_models:job", "cpu:4", "--out", "rule"]) == 0
+    made = autopar.Plan.load(folder / "rule" / "plan.json")
+    assert made.predicted == plan.recipe.predicted
+
+
 def test_show(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(built / "plan.json")]) == 0
     assert capsys.readouterr().out == autopar.Plan.load(built / "plan.json").summary()

@@ -12,7 +12,7 @@ from autopar import AutoparError, InfeasibleError
 from autopar.cli import main
 from autopar.cluster import describe_cluster, resolve_cluster, with_devices
 from autopar.planning.advice import Advice
-from autopar.summary import size
+from autopar.text import size
 
 
 def error_of(job: Job, limit: int, **keywords: Any) -> InfeasibleError:

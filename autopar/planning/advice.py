@@ -14,7 +14,7 @@ from autopar.planning.pins import Pins
 from autopar.planning.request import Request, make_plan
 from autopar.plugin import Strategy
 from autopar.registry import select_strategies
-from autopar.summary import mesh_text, seconds, size
+from autopar.text import mesh_text, seconds, size
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 """How many times more devices are tried, until some fit."""

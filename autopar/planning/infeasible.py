@@ -7,7 +7,7 @@ from autopar.plan import Plan, Predicted, ScheduleChoice
 from autopar.planning.advice import advice
 from autopar.planning.request import Request, make_plan
 from autopar.planning.watch import Watch, unwatched
-from autopar.summary import layer_span, size
+from autopar.text import layer_span, size
 
 
 def plan_or_explain(request: Request, watch: Watch = unwatched) -> Plan:

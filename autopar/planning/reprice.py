@@ -10,7 +10,7 @@ from autopar.planning.account import account
 from autopar.planning.decide import model_id, opaque_ops, region_choices, schedule_choice, tokens_of
 from autopar.planning.infeasible import fullest
 from autopar.planning.prices import Prices
-from autopar.summary import size
+from autopar.text import size
 
 REPRICED = (
     "the figures were computed anew, as they weren't this plan's (it was edited, or the optimizer, "
@@ -21,9 +21,10 @@ REPRICED = (
 def reprice(program: Program, plan: Plan, prices: Prices, state_ratio: float) -> Plan:
     """The plan of a verified program with its own figures.
 
-    The certificate and the alternatives stay only where the figures are those that the plan
-    already had: else nothing is proven, and the assumptions say so. Errors: InfeasibleError where
-    the program needs more memory than the plan's limit, AutoparError for a limit beyond the device.
+    The certificate, the alternatives and what the plan is compared with stay only where the figures
+    are those that it already had: else nothing is proven, and the assumptions say so. Errors:
+    InfeasibleError where the program needs more memory than the plan's limit, AutoparError for a
+    limit beyond the device.
     """
     model = program.model
     device_bytes = prices.cluster.device.memory_bytes
@@ -49,7 +50,14 @@ def reprice(program: Program, plan: Plan, prices: Prices, state_ratio: float) ->
         return fresh
     notes = plan.assumptions if REPRICED in plan.assumptions else (*plan.assumptions, REPRICED)
     step_s = books.predicted.step_s
-    return replace(fresh, certificate=unproven(step_s), alternatives=(), assumptions=notes)
+    return replace(
+        fresh,
+        certificate=unproven(step_s),
+        alternatives=(),
+        assumptions=notes,
+        recipe=None,
+        runners_up=(),
+    )
 
 
 def unproven(step_s: float) -> Certificate:

@@ -29,7 +29,7 @@ from autopar.planning.stage_price import StagePricer, least_work, schedule_bound
 from autopar.planning.watch import Progress, Watch, unwatched
 from autopar.planning.works import Works
 from autopar.plugin import CostModel, Refusal, Strategy
-from autopar.summary import size
+from autopar.text import size
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""Why this plan: the recipe and the best on other meshes beside it, with figures of their own."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from clusters import cluster
+from models import gpt2
+
+import autopar
+from autopar import AutoparError, Plan
+from autopar.planning.explain import explained
+from autopar.why import PARTS
+
+LIMIT = 1_300_000
+
+
+@pytest.fixture(scope="module")
+def compiled() -> autopar.Compiled:
+    job = gpt2()
+    return autopar.compile(job.model, cluster(memory_bytes=LIMIT), job.batch)
+
+
+@pytest.fixture(scope="module")
+def plan(compiled: autopar.Compiled) -> Plan:
+    """The plan with two other meshes and the recipe."""
+    return compiled.explained(meshes=2)
+
+
+def test_only_the_comparison_is_new(compiled: autopar.Compiled, plan: Plan) -> None:
+    assert (compiled.plan.recipe, compiled.plan.runners_up) == (None, ())
+    before, after = (json.loads(one.to_json()) for one in (compiled.plan, plan))
+    assert {key for key in after if after[key] != before[key]} == {"recipe", "runners_up"}
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_recipe_is_that_of_recipe(plan: Plan) -> None:
+    job = gpt2()
+    made = autopar.recipe(job.model, cluster(memory_bytes=LIMIT), job.batch).plan
+    assert plan.recipe is not None
+    assert plan.recipe.predicted == made.predicted
+    assert (dict(plan.recipe.mesh), plan.recipe.microbatches) == (
+        dict(made.axes),
+        made.microbatches,
+    )
+    assert made.certificate.objective_s >= plan.certificate.bound_s
+
+
+def test_each_runner_up_is_the_best_on_its_mesh(plan: Plan) -> None:
+    job = gpt2()
+    assert len(plan.runners_up) == 2
+    meshes = [dict(rival.mesh) for rival in plan.runners_up]
+    assert dict(plan.axes) not in meshes and meshes[0] != meshes[1]
+    for rival in plan.runners_up:
+        pinned = autopar.compile(
+            job.model, cluster(memory_bytes=LIMIT), job.batch, pin=dict(rival.mesh)
+        ).plan
+        assert rival.predicted is not None
+        assert rival.predicted.memory_bytes <= LIMIT
+        # A pinned tp also turns tensor on wherever it is legal.
+        assert rival.predicted.step_s <= pinned.predicted.step_s * (1 + 1e-3)
+        assert rival.predicted.step_s >= plan.certificate.bound_s
+        regions = sum(len(choice.layers) for choice in pinned.regions)
+        assert rival.used and max(rival.used.values()) <= regions
+
+
+def test_the_summary_says_what_each_loses_on(plan: Plan) -> None:
+    text = " ".join(plan.summary().split())
+    assert plan.recipe is not None and plan.recipe.predicted is not None
+    times = plan.recipe.predicted.step_s / plan.predicted.step_s
+    assert f"Predicted {times:.2f} times as fast as the recipe (" in text
+    assert "compared with" in text and "loses on" in text
+    for rival in (plan.recipe, *plan.runners_up):
+        assert rival.predicted is not None
+        apart = {
+            name: getattr(rival.predicted, key) - getattr(plan.predicted, key)
+            for key, name in PARTS.items()
+        }
+        assert sum(apart.values()) == pytest.approx(
+            rival.predicted.step_s - plan.predicted.step_s
+        ), "the parts are the whole"
+        worst = max(apart, key=lambda name: apart[name])
+        assert f"{worst} +" in text
+
+
+def test_a_plan_that_is_edited_is_compared_with_nothing(plan: Plan) -> None:
+    job = gpt2()
+    assert autopar.emit(job.model, plan).plan == plan
+    again = autopar.emit(job.model, plan, optimizer=torch.optim.SGD).plan
+    assert (again.recipe, again.runners_up) == (None, ())
+
+
+def test_where_the_recipe_fits_nowhere(compiled: autopar.Compiled) -> None:
+    assert compiled.request is not None
+    options = replace(compiled.request.options, limit_bytes=1000)
+    plan = explained(replace(compiled.request, options=options), compiled.plan, 0)
+    assert plan.recipe is not None and plan.runners_up == ()
+    assert plan.recipe.predicted is None
+    assert plan.recipe.why.startswith("no step of the recipe fits: the smallest, ")
+    assert "The recipe has no plan: no step of the recipe fits" in plan.summary()
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_what_came_from_outside_was_not_searched(plan: Plan) -> None:
+    emitted = autopar.emit(gpt2().model, plan)
+    with pytest.raises(AutoparError, match="only what compile and recipe return can be explained"):
+        emitted.explained()
