@@ -201,6 +201,7 @@ def _build(full: Mapping[str, Any], source: str, date: str) -> ClusterSpec:
 
 
 def _kernels(given: Any) -> Kernels:
-    keys = tuple(field.name for field in dataclasses.fields(Kernels))
-    known = known_keys("device.kernels", given, keys)
-    return Kernels(**{key: required("device.kernels", known, key) for key in keys})
+    fields = dataclasses.fields(Kernels)
+    known = known_keys("device.kernels", given, tuple(field.name for field in fields))
+    needed = [f.name for f in fields if f.default is dataclasses.MISSING or f.name in known]
+    return Kernels(**{key: required("device.kernels", known, key) for key in needed})

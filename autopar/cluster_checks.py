@@ -29,8 +29,13 @@ def checked(spec: ClusterSpec) -> ClusterSpec:
         positive("device.overhead_bytes", device.overhead_bytes, whole=True)
     if device.kernels is not None:
         positive("device.kernels.units", device.kernels.units, whole=True)
-        for key, value in dataclasses.asdict(device.kernels).items():
-            positive(f"device.kernels.{key}", value)
+        for field in dataclasses.fields(device.kernels):
+            value = getattr(device.kernels, field.name)
+            if isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise AutoparError(f"device.kernels.{field.name} is {value!r}, not a boolean")
+            elif value != field.default:
+                positive(f"device.kernels.{field.name}", value)
     if not device.flops_per_s:
         raise AutoparError("device.flops_per_s is empty: give the rate of one dtype or more")
     inner = 1

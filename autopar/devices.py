@@ -19,7 +19,8 @@ class Kernels:
     with wide heads, half of it at sequences of `attention_half`. The host runs ahead: device and
     host times h and d join to (d^q + h^q)^(1/q), q = `host_exponent`; a backward has
     `backward_ops` host ops for each forward op, an optimizer step `optimizer_ops` for each
-    parameter (torch steps lists of parameters at once on GPUs).
+    parameter (torch steps lists of parameters at once on GPUs). `joins_pointwise`: kernels do
+    neighbouring pointwise ops together (a compiler's, or written by hand).
     """
 
     units: int
@@ -35,6 +36,7 @@ class Kernels:
     host_exponent: float
     backward_ops: float
     optimizer_ops: float
+    joins_pointwise: bool = False
 
 
 @dataclass(frozen=True)

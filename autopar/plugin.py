@@ -397,7 +397,9 @@ class Compute:
     "pointwise", …), `bytes` what it reads and writes. `shape` is what a kernel's speed depends on,
     the forward's in the backward too: a matmul's (products, m, n, k), attention's (heads of all
     samples, queries, keys, length of a query, of a value); () where unknown. `skipped`: the share
-    of `flops` that kernels needn't do (half under a causal mask)."""
+    of `flops` that kernels needn't do (half under a causal mask). `between`: those of `bytes`, its
+    own and of the pointwise op before it, that a kernel which does both wouldn't move. `again`: in
+    the backward the forward's own work runs once more."""
 
     op: str
     flops: int
@@ -406,6 +408,8 @@ class Compute:
     phase: Phase
     shape: tuple[int, ...] = ()
     skipped: float = 0.0
+    between: int = 0
+    again: bool = False
     kind: ClassVar[str] = "compute"
 
 

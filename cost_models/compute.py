@@ -57,9 +57,11 @@ class ComputeCost(CostModel):
 def host_seconds(effect: Compute, device: Device) -> float:
     """What the host takes to start the op."""
     ops = OVERHEADS[effect.op]
+    if _joined(effect, device):
+        return 0.0
     if device.kernels is not None and effect.op == "optimizer":
         ops = device.kernels.optimizer_ops
-    elif device.kernels is not None and effect.phase == "backward":
+    elif device.kernels is not None and _gradient(effect):
         ops *= device.kernels.backward_ops
     return ops * device.op_overhead_s
 
@@ -69,7 +71,8 @@ def device_seconds(effect: Compute, device: Device) -> float:
     without a rate."""
     if effect.op == "view":
         return 0.0
-    moved_s = effect.bytes / device.memory_bytes_per_s
+    moved = effect.bytes - (effect.between if _joined(effect, device) else 0)
+    moved_s = moved / device.memory_bytes_per_s
     if not effect.flops:
         return moved_s
     rates = dict(device.flops_per_s)
@@ -87,11 +90,23 @@ def together(device_s: float, host_s: float, device: Device) -> float:
         return device_s + host_s
     q = device.kernels.host_exponent
     longer, shorter = max(device_s, host_s), min(device_s, host_s)
+    if not longer:
+        return 0.0
     return float(longer * (1 + (shorter / longer) ** q) ** (1 / q))
 
 
+def _gradient(effect: Compute) -> bool:
+    """Whether it makes gradients."""
+    return effect.phase == "backward" and not effect.again
+
+
+def _joined(effect: Compute, device: Device) -> bool:
+    """Whether the kernel of the op before does the op as well."""
+    return device.kernels is not None and device.kernels.joins_pointwise and effect.between > 0
+
+
 def _flops_seconds(effect: Compute, flops_per_s: float, device: Device) -> float:
-    kernels, backward = device.kernels, effect.phase == "backward"
+    kernels, backward = device.kernels, _gradient(effect)
     if kernels is None or not effect.shape:
         return effect.flops / flops_per_s
     if effect.op == "attention":

@@ -82,7 +82,13 @@ def again_effects(
         effects: list[Compute | Collective] = [*compute_effects(block, op, typing, setting)]
         if typing is not None:
             effects += closing_collectives(block, op, typing, setting)
-        yield from (replace(e, phase="backward") for e in effects if e.phase == "forward")
+        yield from (_again(e) for e in effects if e.phase == "forward")
+
+
+def _again(effect: Compute | Collective) -> Compute | Collective:
+    if isinstance(effect, Compute):
+        return replace(effect, phase="backward", again=True)
+    return replace(effect, phase="backward")
 
 
 def steps_again(steps: tuple[Step, ...], what: str) -> Iterator[Collective]:

@@ -14,6 +14,7 @@ from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.shapes import kernel_shape, skipped_share
+from autopar.layouts.traffic import backward_bytes, chained_bytes
 from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import batch_share, first_output, forward_flops, moved_bytes
 from autopar.mesh import Split, split_size
@@ -87,10 +88,12 @@ def compute_effects(
     shape, skipped = kernel_shape(block, op, typing, setting, flops), skipped_share(op)
     passes = 1 if typing is None or typing.form is None else typing.form.passes
     flops, moved = passes * flops, passes * moved
-    yield Compute(kind, flops, moved, dtype, "forward", shape, skipped)
-    if value.needs_grad:
-        # Two products for a contraction's backward; about twice the traffic for the others.
-        yield Compute(kind, 2 * flops, 2 * moved, dtype, "backward", shape, skipped)
+    between = chained_bytes(block, op, typing, setting)
+    yield Compute(kind, flops, moved, dtype, "forward", shape, skipped, between)
+    if value.needs_grad:  # two products for a contraction's backward
+        moved = passes * backward_bytes(block, op, typing, setting)
+        between = min(between, moved)
+        yield Compute(kind, 2 * flops, moved, dtype, "backward", shape, skipped, between)
 
 
 def _opaque_effects(

@@ -16,9 +16,8 @@ from autopar.graph.ops import VIEW_CLASSES
 from autopar.layouts.effects import form_residents
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.sizes import matched
 from autopar.layouts.typing import OpTyping, RegionTyping, boundary_layout, input_layout
-from autopar.layouts.work import batch_share
+from autopar.layouts.work import batch_share, internal_bytes
 from autopar.plugin import Resident
 
 Storage = tuple[str, Layout]
@@ -77,7 +76,7 @@ def saved(block: Block, typing: RegionTyping, setting: Setting) -> Kept:
             share = batch_share(block, block.ops[one.op], op_typing, setting)
             inside += int(math.prod(one.shape) * one.item_bytes * share)
         elif one.value is None:
-            inside += _internal_bytes(block, one, op_typing, setting)
+            inside += internal_bytes(block, one, op_typing, setting)
         elif not block.is_weight(one.value):
             layout = _saved_layout(block, one, typing, setting)
             _keep(storages, block, one.value, layout, setting)
@@ -159,14 +158,3 @@ def _saved_layout(block: Block, one: SavedTensor, typing: RegionTyping, setting:
     # A view inside the region of a value outside: in the layout in which the region takes it.
     taken = [t.needs[one.value] for t in typing.ops.values() if one.value in t.needs]
     return taken[0] if taken else input_layout(block.values[one.value], setting)
-
-
-def _internal_bytes(block: Block, one: SavedTensor, typing: OpTyping, setting: Setting) -> int:
-    """Made inside an op (statistics, masks): its dims are the output's, matched left to right."""
-    value = block.values.get(one.op)
-    layout, dims = typing.makes, value.dims if value is not None else ()
-    if not dims:  # a loss: what it keeps is shaped like its input
-        name, layout = next((n, t) for n, t in typing.needs.items() if n in block.values)
-        dims = block.values[name].dims
-    found, rest = matched(one.shape, dims)
-    return one.item_bytes * rest * setting.local_numel(found, layout)

@@ -1,5 +1,6 @@
 """Whole sizes as sums of products of named dims."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -63,15 +64,20 @@ def _inside(block: Block, saved: SavedTensor) -> Mapping[Term, int]:
 
 def matched(shape: tuple[int, ...], dims: tuple[DimExpr, ...]) -> tuple[tuple[DimExpr, ...], int]:
     """The dims among `dims` that a tensor made inside an op has, by their whole sizes from the
-    left, and the product of its sizes that are none of theirs."""
-    found, rest, at = [], 1, 0
+    left, neighbours merged where one alone doesn't fit, and the product of its sizes that are none
+    of theirs."""
+    sizes = [whole(expr) for expr in dims]
+    found: list[DimExpr] = []
+    rest, at = 1, 0
     for length in shape:
-        place = next((i for i in range(at, len(dims)) if whole(dims[i]) == length), None)
-        if place is None:
+        runs = [(i, i + 1) for i in range(at, len(dims))]
+        runs += [(i, j) for i in range(at, len(dims)) for j in range(i + 2, len(dims) + 1)]
+        run = next((run for run in runs if math.prod(sizes[slice(*run)]) == length), None)
+        if run is None:
             rest *= length
         else:
-            found.append(dims[place])
-            at = place + 1
+            found += dims[slice(*run)]
+            at = run[1]
     return tuple(found), rest
 
 

@@ -1,0 +1,90 @@
+"""What an op's backward moves, and what kernels that join ops needn't move.
+
+A backward reads the gradient of what the op made and what autograd kept, and writes the gradients
+of the inputs. A sum hands its gradient on as it is. Where several ops use a value, its gradients
+are added up, each read and the sum written.
+"""
+
+import math
+
+import torch.fx
+
+from autopar.graph.model_graph import Block, Op
+from autopar.graph.ops import VIEW_CLASSES, op_name
+from autopar.layouts.layout import Setting
+from autopar.layouts.typing import OpTyping
+from autopar.layouts.work import first_output, internal_bytes, layout_in, made_layout
+
+HANDS_ON = frozenset({"add", "sub", "alias", "detach", "clone", "contiguous"})
+"""Ops whose inputs of the output's shape get its gradient itself."""
+
+
+def backward_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """What the backward of an op that carries a gradient reads and writes on one rank."""
+    value = block.values.get(op.node.name) or first_output(block, op.node)
+    assert value is not None, op.node
+    makes = made_layout(block, op, typing, setting)
+    out = setting.local_numel(value.dims, makes) * value.item_bytes
+    hands_on = op_name(op.node) in HANDS_ON
+    kept = [one for one in block.saved if one.op == op.node.name]
+    owners = {one.value for one in kept}
+    total, works = 0, False
+    for source in dict.fromkeys(op.node.all_input_nodes):
+        known = block.values.get(source.name)
+        if known is None:
+            continue
+        layout = layout_in(block, typing, source.name, setting)
+        size = setting.local_numel(known.dims, layout) * known.item_bytes
+        if owners & set(_storages(block, source)):
+            total += size
+        if known.needs_grad:
+            if not hands_on or size != out:
+                total, works = total + size, True
+            total += _added_up(source, size)
+    if op.node.name in owners:
+        total += out
+    for one in kept:
+        if one.value is None and typing is not None:
+            total += internal_bytes(block, one, typing, setting)
+    return total + (out if works else 0)
+
+
+def _added_up(source: torch.fx.Node, size: int) -> int:
+    """This use's part of adding the gradients of a value's uses: of n, n - 1 sums of two."""
+    uses = len(source.users)
+    return math.ceil(3 * size * (uses - 1) / uses)
+
+
+def _storages(block: Block, node: torch.fx.Node) -> list[str]:
+    """The value, and those that it is a view of."""
+    found = [node.name]
+    while node.name in block.ops and block.ops[node.name].kind in VIEW_CLASSES:
+        sources = node.all_input_nodes
+        if len(sources) != 1:
+            break
+        (node,) = sources
+        found.append(node.name)
+    return found
+
+
+def chained(block: Block, op: Op) -> torch.fx.Node | None:
+    """The input of a pointwise op that only it uses and a pointwise op makes: a kernel that does
+    both neither writes nor reads it."""
+    if op.kind != "pointwise":
+        return None
+    for source in op.node.all_input_nodes:
+        maker = block.ops.get(source.name)
+        if maker is not None and maker.kind == "pointwise" and maker.region is not None:
+            if len(source.users) == 1 and source.name in block.values:
+                return source
+    return None
+
+
+def chained_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """What the op and the maker of its chained input move of that, in a forward."""
+    source = chained(block, op)
+    if source is None:
+        return 0
+    value = block.values[source.name]
+    layout = layout_in(block, typing, source.name, setting)
+    return 2 * setting.local_numel(value.dims, layout) * value.item_bytes

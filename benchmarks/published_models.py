@@ -1,0 +1,149 @@
+"""The models of published runs, as plain modules for the meta device: what their software ran.
+
+Two kinds of block: GPT's (Megatron-LM: learned positions, GELU, dropout) and Llama's (rotary
+positions, gated MLP, grouped queries), each with attention as separate products and softmax, or
+fused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a decoder. `head`: the width of one; `gated`: the MLP has a gate, and norms no bias;
+    `fused_attention`: one kernel, not products around a softmax; `dropout` 0: none."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    ffn: int
+    vocab: int
+    sequence: int
+    gated: bool
+    tied: bool
+    fused_attention: bool
+    dropout: float
+    dtype: torch.dtype
+
+
+class Attention(nn.Module):
+    """Causal self-attention; queries, keys and values from one product where heads are equal."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        width, kv_width = shape.heads * shape.head, shape.kv_heads * shape.head
+        bias = not shape.gated
+        self.fused = shape.heads == shape.kv_heads and not shape.gated
+        if self.fused:
+            self.query_key_value = nn.Linear(shape.hidden, 3 * width, bias=bias)
+        else:
+            self.query = nn.Linear(shape.hidden, width, bias=bias)
+            self.key = nn.Linear(shape.hidden, kv_width, bias=bias)
+            self.value = nn.Linear(shape.hidden, kv_width, bias=bias)
+        self.out = nn.Linear(width, shape.hidden, bias=bias)
+
+    def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Hidden states [batch, sequence, hidden] to the same."""
+        shape = self.shape
+        batch, length, _ = x.shape
+        if self.fused:
+            parts = self.query_key_value(x).chunk(3, dim=-1)
+        else:
+            parts = (self.query(x), self.key(x), self.value(x))
+        heads = (shape.heads, shape.kv_heads, shape.kv_heads)
+        query, key, value = (
+            part.view(batch, length, count, shape.head).transpose(1, 2)
+            for part, count in zip(parts, heads, strict=True)
+        )
+        if shape.gated:
+            query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+        if shape.fused_attention:
+            grouped = shape.heads != shape.kv_heads
+            found = F.scaled_dot_product_attention(
+                query, key, value, dropout_p=shape.dropout, is_causal=True, enable_gqa=grouped
+            )
+        else:
+            # One kernel masks, scales and takes the softmax: it moves what the softmax moves.
+            scores = query @ key.transpose(-1, -2)
+            found = F.dropout(scores.softmax(dim=-1), shape.dropout) @ value
+        return self.out(found.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        norm: Any = nn.RMSNorm if shape.gated else nn.LayerNorm
+        self.shape = shape
+        self.first_norm, self.attention = norm(shape.hidden), Attention(shape)
+        self.second_norm = norm(shape.hidden)
+        if shape.gated:
+            self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=not shape.gated)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=not shape.gated)
+
+    def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Hidden states to hidden states."""
+        dropout = self.shape.dropout
+        x = x + F.dropout(self.attention(self.first_norm(x), mask, cos, sin), dropout)
+        inner = self.second_norm(x)
+        made = F.silu(self.gate(inner)) * self.up(inner) if self.shape.gated else F.gelu(self.up(inner))
+        return x + F.dropout(self.down(made), dropout)
+
+
+class Decoder(nn.Module):
+    """A language model that returns its loss."""
+
+    mask: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.tokens = nn.Embedding(shape.vocab, shape.hidden)
+        if not shape.gated:
+            self.positions = nn.Embedding(shape.sequence, shape.hidden)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = (nn.RMSNorm if shape.gated else nn.LayerNorm)(shape.hidden)
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied:
+            self.head.weight = self.tokens.weight
+        length = shape.sequence
+        self.register_buffer("mask", torch.empty(length, length), persistent=False)
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.empty(length, shape.head), persistent=False)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss over all tokens."""
+        x = self.tokens(ids)
+        if not self.shape.gated:
+            x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        x = F.dropout(x, self.shape.dropout)
+        for block in self.blocks:
+            x = block(x, self.mask, self.cos, self.sin)
+        logits = self.head(self.norm(x)).float()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def build(shape: Shape, batch: int) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    """The model and its global batch, both without values."""
+    with torch.device("meta"):
+        model = Decoder(shape).to(shape.dtype)
+        ids = torch.empty(batch, shape.sequence, dtype=torch.int64)
+    return model, {"ids": ids, "labels": ids.clone()}
