@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autopar.devices import ClusterSpec, Link
+from autopar.devices import ClusterSpec, Kernels, Link
 from autopar.errors import AutoparError
 
 ALL = "all"
@@ -28,14 +28,7 @@ def checked(spec: ClusterSpec) -> ClusterSpec:
     if device.overhead_bytes != 0:
         positive("device.overhead_bytes", device.overhead_bytes, whole=True)
     if device.kernels is not None:
-        positive("device.kernels.units", device.kernels.units, whole=True)
-        for field in dataclasses.fields(device.kernels):
-            value = getattr(device.kernels, field.name)
-            if isinstance(field.default, bool):
-                if not isinstance(value, bool):
-                    raise AutoparError(f"device.kernels.{field.name} is {value!r}, not a boolean")
-            elif value != field.default:
-                positive(f"device.kernels.{field.name}", value)
+        _check_kernels(device.kernels)
     if not device.flops_per_s:
         raise AutoparError("device.flops_per_s is empty: give the rate of one dtype or more")
     inner = 1
@@ -48,6 +41,17 @@ def checked(spec: ClusterSpec) -> ClusterSpec:
             f"whose devices is {spec.devices} or {ALL!r}"
         )
     return spec
+
+
+def _check_kernels(kernels: Kernels) -> None:
+    positive("device.kernels.units", kernels.units, whole=True)
+    for field in dataclasses.fields(kernels):
+        value = getattr(kernels, field.name)
+        if isinstance(field.default, bool):
+            if not isinstance(value, bool):
+                raise AutoparError(f"device.kernels.{field.name} is {value!r}, not a boolean")
+        elif value != field.default:
+            positive(f"device.kernels.{field.name}", value)
 
 
 def checked_link(link: Link, inner: int) -> None:

@@ -161,7 +161,9 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
     for source in dict.fromkeys(o.run.source for o in outcomes):
         mine = [o for o in outcomes if o.run.source == source]
         known = [o for o in mine if o.error is not None]
-        halves = [[abs(o.error or 0) for o in known if o.run.fitted == half] for half in (True, False)]
+        halves = [
+            [abs(o.error or 0) for o in known if o.run.fitted == half] for half in (True, False)
+        ]
         errors = [o.error or 0.0 for o in known]
         table.add_row(
             source,
@@ -169,14 +171,18 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
             percent([abs(e) for e in errors]),
             *map(percent, halves),
             percent(errors),
-            str(len([o for o in mine if o.predicted is None])) ,
+            str(len([o for o in mine if o.predicted is None])),
         )
     console.print(table)
     memory = Table(title="error of memory")
     for heading in ("source", "runs", "error", "bias"):
         memory.add_column(heading)
     for source in dict.fromkeys(o.run.source for o in outcomes if o.memory_error is not None):
-        found = [o.memory_error or 0.0 for o in outcomes if o.run.source == source and o.memory_error is not None]
+        found = [
+            o.memory_error or 0.0
+            for o in outcomes
+            if o.run.source == source and o.memory_error is not None
+        ]
         memory.add_row(source, str(len(found)), percent([abs(e) for e in found]), percent(found))
     console.print(memory)
     order = Table(title="order within a group of plans")
@@ -184,11 +190,40 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
         order.add_column(heading)
     for source in ("vtrain_multi", "bloom"):
         for group in dict.fromkeys(o.run.group for o in outcomes if o.run.source == source):
-            mine = [o for o in outcomes if o.run.group == group and o.error is not None and o.run.source == source]
+            mine = [
+                o
+                for o in outcomes
+                if o.run.group == group and o.error is not None and o.run.source == source
+            ]
             if len(mine) >= 6:
                 right, pairs = ordered(mine)
-                order.add_row(group, str(len(mine)), f"{right} / {pairs}", f"{100 * regret(mine):.2f} %")
+                order.add_row(
+                    group, str(len(mine)), f"{right} / {pairs}", f"{100 * regret(mine):.2f} %"
+                )
     console.print(order)
+
+
+def line(one: Outcome) -> str:
+    """One run, for reading."""
+    run, p = one.run, one.predicted
+    pins = " ".join(f"{key} {value}" for key, value in run.pins.items() if value not in (1, False))
+    if p is None:
+        return f"{run.name}: {one.fault}"
+    text = f"{run.name}, {pins}:"
+    if one.error is not None:
+        kinds = {
+            "compute": p.compute_s,
+            "communication": p.communication_s,
+            "optimizer": p.optimizer_s,
+            "waiting": p.waiting_s,
+        }
+        parts = ", ".join(f"{kind} {seconds:.3f}" for kind, seconds in kinds.items())
+        text += f" {run.step_s:.3f} s, predicted {p.step_s:.3f} ({100 * one.error:+.1f} %): {parts}"
+    if one.memory_error is not None and run.memory_bytes is not None:
+        parts = ", ".join(f"{kind} {size / 2**30:.1f}" for kind, size in p.memory.items())
+        text += f"; {run.memory_bytes / 2**30:.1f} GiB, predicted {p.memory_bytes / 2**30:.1f} "
+        text += f"({100 * one.memory_error:+.1f} %): {parts}"
+    return text
 
 
 def main() -> None:
@@ -202,20 +237,12 @@ def main() -> None:
     runs = [r for r in read_runs() if not options.source or r.source.startswith(options.source)]
     # Runs of one model together: it is captured once.
     order = sorted(range(len(runs)), key=lambda i: (repr(runs[i].shape), runs[i].batch))
-    found = {i: predict(runs[i]) for i in order}
+    found: dict[int, Outcome] = {}
+    for i in order:
+        found[i] = predict(runs[i])
+        if options.verbose:
+            console.print(line(found[i]), highlight=False, soft_wrap=True)
     outcomes = [found[i] for i in range(len(runs))]
-    for one in outcomes if options.verbose else ():
-        pins = " ".join(f"{k}{v}" for k, v in one.run.pins.items() if v not in (1, False))
-        if one.predicted is None:
-            console.print(f"{one.run.name}: {one.fault}", highlight=False)
-            continue
-        p = one.predicted
-        text = f"{one.run.name:28s} {pins}:"
-        if one.error is not None:
-            text += f" {one.run.step_s:.3f} s, predicted {p.step_s:.3f} ({100 * one.error:+.1f} %): compute {p.compute_s:.3f}, communication {p.communication_s:.3f}, optimizer {p.optimizer_s:.3f}, waiting {p.waiting_s:.3f}"
-        if one.memory_error is not None:
-            text += f"; {one.run.memory_bytes / 2**30:.1f} GiB, predicted {p.memory_bytes / 2**30:.1f} ({100 * one.memory_error:+.1f} %)"
-        console.print(text, highlight=False, soft_wrap=True)
     report(outcomes, console)
     refused = dict.fromkeys(o.fault for o in outcomes if o.predicted is None)
     for fault in refused:

@@ -102,7 +102,11 @@ class Block(nn.Module):
         dropout = self.shape.dropout
         x = x + F.dropout(self.attention(self.first_norm(x), mask, cos, sin), dropout)
         inner = self.second_norm(x)
-        made = F.silu(self.gate(inner)) * self.up(inner) if self.shape.gated else F.gelu(self.up(inner))
+        made = (
+            F.silu(self.gate(inner)) * self.up(inner)
+            if self.shape.gated
+            else F.gelu(self.up(inner))
+        )
         return x + F.dropout(self.down(made), dropout)
 
 

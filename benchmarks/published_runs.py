@@ -52,7 +52,9 @@ class Run:
     @property
     def fitted(self) -> bool:
         """Whether it is in the half that constants are fitted on: by hash of the configuration."""
-        key = repr((self.shape, self.batch, self.preset, self.devices, sorted(map(str, self.pins.items()))))
+        key = repr(
+            (self.shape, self.batch, self.preset, self.devices, sorted(map(str, self.pins.items())))
+        )
         return int(hashlib.sha256(key.encode()).hexdigest(), 16) % 2 == 0
 
 
@@ -149,7 +151,8 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
     model, parallel = row["model"], dict(row["parallel"])
     assumed = [f"{field} isn't stated" for field in row["unknown_fields"]]
     why = _unsupported(row, parallel)
-    shape, pins, batch = _NO_SHAPE, {}, row.get("global_batch") or 0
+    shape, batch = _NO_SHAPE, row.get("global_batch") or 0
+    pins: Mapping[str, Any] = {}
     if not why:
         micro = row.get("micro_batch")
         if not micro:
@@ -194,9 +197,8 @@ def _unsupported(row: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
         return "the model's shape isn't published"
     if gpu not in PRESETS and "500W" not in gpu:
         return f"there is no preset for {gpu}"
-    if "8" in row["precision"] or "4" in row["precision"]:
-        if "bf16" not in row["precision"].replace("amp_", "") and "fp16" not in row["precision"]:
-            return f"products in {row['precision']} aren't captured"
+    if row["precision"] not in ("bf16", "amp_bf16", "fp16"):
+        return f"products in {row['precision']} aren't captured"
     if (parallel.get("cp") or 1) > 1:
         return "there is no context parallelism yet"
     if not row.get("global_batch") or not parallel.get("pp"):

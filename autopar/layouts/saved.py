@@ -16,7 +16,7 @@ from autopar.graph.ops import VIEW_CLASSES
 from autopar.layouts.effects import form_residents
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.typing import OpTyping, RegionTyping, boundary_layout, input_layout
+from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout
 from autopar.layouts.work import batch_share, internal_bytes
 from autopar.plugin import Resident
 

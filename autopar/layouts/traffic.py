@@ -11,7 +11,7 @@ import torch.fx
 
 from autopar.graph.model_graph import Block, Op
 from autopar.graph.ops import VIEW_CLASSES, op_name
-from autopar.layouts.layout import Setting
+from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import first_output, internal_bytes, layout_in, made_layout
 
@@ -28,12 +28,13 @@ def backward_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setti
     hands_on = op_name(op.node) in HANDS_ON
     kept = [one for one in block.saved if one.op == op.node.name]
     owners = {one.value for one in kept}
+    needs: dict[str, Layout] = {}
     total, works = 0, False
     for source in dict.fromkeys(op.node.all_input_nodes):
         known = block.values.get(source.name)
         if known is None:
             continue
-        layout = layout_in(block, typing, source.name, setting)
+        layout = needs[source.name] = layout_in(block, typing, source.name, setting)
         size = setting.local_numel(known.dims, layout) * known.item_bytes
         if owners & set(_storages(block, source)):
             total += size
@@ -44,8 +45,8 @@ def backward_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setti
     if op.node.name in owners:
         total += out
     for one in kept:
-        if one.value is None and typing is not None:
-            total += internal_bytes(block, one, typing, setting)
+        if one.value is None:
+            total += internal_bytes(block, one, OpTyping(needs, makes), setting)
     return total + (out if works else 0)
 
 
@@ -74,9 +75,10 @@ def chained(block: Block, op: Op) -> torch.fx.Node | None:
         return None
     for source in op.node.all_input_nodes:
         maker = block.ops.get(source.name)
-        if maker is not None and maker.kind == "pointwise" and maker.region is not None:
-            if len(source.users) == 1 and source.name in block.values:
-                return source
+        if maker is None or maker.kind != "pointwise" or maker.region is None:
+            continue
+        if len(source.users) == 1 and source.name in block.values:
+            return source
     return None
 
 

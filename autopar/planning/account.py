@@ -1,7 +1,7 @@
 """What a finished program costs, counted from what will really run: the plan's own figures."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.graph.model_graph import STREAM, Block
@@ -84,13 +84,14 @@ def stage_effects(program: Program, state_ratio: float) -> Iterator[Iterator[tup
 def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str, Effect]]:
     """Every effect of a step, with the layer that it belongs to."""
     setting = program.setting
-    for path, block in program.model.instances():
-        flow = program.flows[path]
-        chosen = program.choices[path]
-        group = program.group(path)
-        for effect in instance_effects(block, flow, chosen, setting, state_ratio, path, group):
-            yield path, effect
+    skeleton, chosen = program.model.skeleton, program.choices[""]
+    own = instance_effects(
+        skeleton, program.flows[""], chosen, setting, state_ratio, "", program.group("")
+    )
+    for effect in own:
+        yield "", effect
     paths = [layer.path for layer in program.model.layers]
+    yield from _layer_effects(program, state_ratio, paths)
     shared = shared_residents(program.model, setting, paths)
     for effect in (*unused_effects(program.model), *shared):
         yield "", effect
@@ -115,10 +116,25 @@ def part_effects(program: Program, state_ratio: float, part: int) -> Iterator[tu
     )
     for effect in effects:
         yield name, effect
-    for path in cut.layers[part]:
-        block, own, chosen = program.block(path), program.flows[path], program.choices[path]
-        group = program.group(path)
-        for effect in instance_effects(block, own, chosen, setting, state_ratio, path, group):
+    yield from _layer_effects(program, state_ratio, cut.layers[part])
+
+
+def _layer_effects(
+    program: Program, state_ratio: float, paths: Iterable[str]
+) -> Iterator[tuple[str, Effect]]:
+    """Every effect of layers; of those that run alike, worked out once."""
+    known: dict[tuple[object, ...], tuple[Effect, ...]] = {}
+    for path in paths:
+        flow, chosen, group = program.flows[path], program.choices[path], program.group(path)
+        place = len(group), path == group[0], path == group[-1]
+        key = (id(flow), tuple(chosen.items()), *place)
+        if key not in known:
+            known[key] = tuple(
+                instance_effects(
+                    flow.block, flow, chosen, program.setting, state_ratio, path, group
+                )
+            )
+        for effect in known[key]:
             yield path, effect
 
 
@@ -227,14 +243,19 @@ def model_flops(program: Program) -> int:
     flops utilisation counts."""
     setting = program.setting
     whole = Setting(setting.mesh, (), setting.microbatches)
+    of_block: dict[int, int] = {}
     total = 0
     for path, block in program.model.instances():
-        ops = program.flows[path].typings
-        for op in block.ops.values():
-            if op.node.name in ops and op.kind in ("contraction", "attention"):
-                effects = compute_effects(block, op, None, whole)
-                total += sum(e.flops for e in effects) * setting.microbatches
-    return total
+        if id(block) not in of_block:
+            ops = program.flows[path].typings
+            of_block[id(block)] = sum(
+                effect.flops
+                for op in block.ops.values()
+                if op.node.name in ops and op.kind in ("contraction", "attention")
+                for effect in compute_effects(block, op, None, whole)
+            )
+        total += of_block[id(block)]
+    return total * setting.microbatches
 
 
 def _predicted(program: Program, prices: Prices, every: Sequence[Books], tokens: int) -> Predicted:

@@ -55,9 +55,12 @@ def books_of(
     """The books of one stage."""
     books = Books()
     resident: list[tuple[str, Resident, int]] = []
+    known: dict[Effect, float] = {}  # layers that run alike have equal effects
     for path, effect, calls in whole_calls(effects):
         one = _one_call(effect, calls) if isinstance(effect, Collective) else effect
-        price = calls * prices.cost(one)
+        if one not in known:
+            known[one] = prices.cost(one)
+        price = calls * known[one]
         if isinstance(effect, Collective):
             times = microbatches if effect.per == "microbatch" else 1
             books.seconds["communication"] += price * times
