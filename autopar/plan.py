@@ -230,6 +230,19 @@ class Alternative:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class RegionCost:
+    """Seconds of a step that a region takes in its layers together, on the ranks that hold them.
+    `exposed_s`: communication that nothing hides, which is all of it as long as no overlap is
+    priced. Region "", in no layer: what belongs to none."""
+
+    layers: tuple[str, ...]
+    region: str
+    compute_s: float
+    exposed_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Rival:
     """Another plan for the same, to compare with. `used`: its strategies with their options, and in
     how many regions of all layers. `predicted` is null where there is none, which `why` explains;
@@ -272,6 +285,8 @@ class Plan:
     """What the practitioner's recipe comes to, where that was asked for."""
     runners_up: tuple[Rival, ...] = ()
     """The best on other meshes, where that was asked for."""
+    region_costs: tuple[RegionCost, ...] = ()
+    """Where the seconds go, where that was asked for."""
 
     def options(self, region: str) -> Mapping[str, Mapping[str, Option]]:
         """The strategies and options of one region, named "layer/region" (or "region" for the

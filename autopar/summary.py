@@ -8,7 +8,7 @@ from rich.table import Table
 
 from autopar.plan import Plan, RegionChoice, ScheduleChoice
 from autopar.text import layer_span, mesh_text, seconds, size, strategy_text
-from autopar.why import rivals_table, speed_up
+from autopar.why import regions_table, rivals_table, speed_up
 
 CUTS = (
     "  Where layers lie in stages, that is for one or two cuts of the layers: the best by each "
@@ -30,9 +30,8 @@ def summarise(plan: Plan) -> str:
     console.print(_regions(plan))
     console.print(_collectives(plan))
     console.print(_predicted(plan))
-    rivals = rivals_table(plan)
-    if rivals is not None:
-        console.print(rivals)
+    for table in filter(None, (regions_table(plan), rivals_table(plan))):
+        console.print(table)
     for line in [*filter(None, [speed_up(plan)]), *_certificate(plan)]:
         console.print(line)
     return out.getvalue()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 
 from autopar.plan import Plan, Predicted, Rival
-from autopar.text import mesh_text, seconds, size
+from autopar.text import layer_span, mesh_text, seconds, size
 
 PARTS: Mapping[str, str] = {
     "compute_s": "compute",
@@ -25,13 +25,35 @@ def rivals_table(plan: Plan) -> Table | None:
     for name in ("", "mesh, microbatches, strategies"):
         table.add_column(name)
     table.add_column("step", justify="right")
-    table.add_column("loses on")
+    table.add_column("loses on")  # and wins, where it does
     for name, rival in rivals:
         if rival.predicted is None:
             table.add_row(name, _setting(rival), "none", rival.why)
         else:
-            lost = ", ".join(losses(plan.predicted, rival.predicted)) or "nothing"
-            table.add_row(name, _setting(rival), seconds(rival.predicted.step_s), lost)
+            apart = "; ".join(difference(plan.predicted, rival.predicted)) or "the same"
+            table.add_row(name, _setting(rival), seconds(rival.predicted.step_s), apart)
+    return table
+
+
+def regions_table(plan: Plan) -> Table | None:
+    """Where the seconds of a step go, by region; None where that wasn't asked."""
+    if not plan.region_costs:
+        return None
+    staged = ", each on the stage that holds it" if plan.schedule is not None else ""
+    table = Table(title=f"seconds of a step by region{staged}")
+    for name in ("layers", "region"):
+        table.add_column(name)
+    for name in ("compute", "exposed communication", "optimizer", "share"):
+        table.add_column(name, justify="right")
+    spent = [(c, c.compute_s + c.exposed_s + c.optimizer_s) for c in plan.region_costs]
+    whole = sum(total for _, total in spent)
+    for cost, total in spent:
+        table.add_row(
+            layer_span(cost.layers) if cost.layers else "",
+            cost.region or "inputs, scalars, sends",
+            *(seconds(value) for value in (cost.compute_s, cost.exposed_s, cost.optimizer_s)),
+            f"{total / whole:.1%}",
+        )
     return table
 
 
@@ -48,15 +70,16 @@ def speed_up(plan: Plan) -> str:
     )
 
 
-def losses(own: Predicted, theirs: Predicted) -> Iterator[str]:
-    """What another plan has more of, the most seconds first, and how much memory more or less."""
+def difference(own: Predicted, theirs: Predicted) -> Iterator[str]:
+    """What another plan has more of, the most seconds first; what it has less of; its memory."""
     apart = {text: getattr(theirs, key) - getattr(own, key) for key, text in PARTS.items()}
-    for text, more in sorted(apart.items(), key=lambda one: -one[1]):
-        if more > 1e-3 * own.step_s:
-            yield f"{text} +{seconds(more)}"
-    less = [(text, more) for text, more in apart.items() if more < -1e-3 * own.step_s]
+    least = 1e-3 * own.step_s
+    more = sorted((-value, text) for text, value in apart.items() if value > least)
+    less = sorted((value, text) for text, value in apart.items() if value < -least)
+    if more:
+        yield ", ".join(f"{text} +{seconds(-value)}" for value, text in more)
     if less:
-        yield "and has less: " + ", ".join(f"{text} −{seconds(-more)}" for text, more in less)
+        yield "has less " + ", ".join(f"{text} −{seconds(-value)}" for value, text in less)
     memory = theirs.memory_bytes - own.memory_bytes
     if memory:
         yield f"memory {'+' if memory > 0 else '−'}{size(abs(memory))}"

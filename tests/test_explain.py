@@ -31,7 +31,11 @@ def plan(compiled: autopar.Compiled) -> Plan:
 def test_only_the_comparison_is_new(compiled: autopar.Compiled, plan: Plan) -> None:
     assert (compiled.plan.recipe, compiled.plan.runners_up) == (None, ())
     before, after = (json.loads(one.to_json()) for one in (compiled.plan, plan))
-    assert {key for key in after if after[key] != before[key]} == {"recipe", "runners_up"}
+    assert {key for key in after if after[key] != before[key]} == {
+        "recipe",
+        "runners_up",
+        "region_costs",
+    }
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -88,7 +92,7 @@ def test_a_plan_that_is_edited_is_compared_with_nothing(plan: Plan) -> None:
     job = gpt2()
     assert autopar.emit(job.model, plan).plan == plan
     again = autopar.emit(job.model, plan, optimizer=torch.optim.SGD).plan
-    assert (again.recipe, again.runners_up) == (None, ())
+    assert (again.recipe, again.runners_up, again.region_costs) == (None, (), ())
 
 
 def test_where_the_recipe_fits_nowhere(compiled: autopar.Compiled) -> None:

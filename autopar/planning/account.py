@@ -175,7 +175,7 @@ def instance_effects(
     yield from buffer_effects(block, here)
     for name, need, steps in _conversions(flow, here):
         yield from step_effects(steps, name)
-        if _runs_again(flow, choices, name, need, path == group[-1]):
+        if runs_again(flow, choices, name, need, path == group[-1]):
             yield from steps_again(steps, name)
     moments: list[int] = []
     for region in flow.choices:
@@ -218,7 +218,7 @@ def _conversions(flow: Flow, here: Here | None) -> Iterator[tuple[str, Layout, t
             yield *key, steps
 
 
-def _runs_again(flow: Flow, choices: Choices, name: str, need: Layout, ends: bool) -> bool:
+def runs_again(flow: Flow, choices: Choices, name: str, need: Layout, ends: bool) -> bool:
     """Whether a conversion is part of a second run: its first user is, and where a region runs
     again alone, the value is made inside (others are converted before, and kept)."""
     block = flow.block

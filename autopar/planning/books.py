@@ -57,7 +57,7 @@ def books_of(
     resident: list[tuple[str, Resident, int]] = []
     known: dict[Effect, float] = {}  # layers that run alike have equal effects
     for path, effect, calls in whole_calls(effects):
-        one = _one_call(effect, calls) if isinstance(effect, Collective) else effect
+        one = one_call(effect, calls) if isinstance(effect, Collective) else effect
         if one not in known:
             known[one] = prices.cost(one)
         price = calls * known[one]
@@ -104,6 +104,6 @@ def _memory(
     return {kind: int(memory[kind]) for kind in ORDER if memory.get(kind)}
 
 
-def _one_call(total: Collective, calls: int) -> Collective:
+def one_call(total: Collective, calls: int) -> Collective:
     """One of the equal calls that a joined collective is sent in."""
     return replace(total, bytes=math.ceil(total.bytes / calls))

@@ -6,17 +6,24 @@ from dataclasses import replace
 
 from autopar.errors import AutoparError
 from autopar.plan import Alternative, Plan, Rival
+from autopar.planning.by_region import region_costs
+from autopar.planning.prices import Prices
+from autopar.planning.realise import realise
 from autopar.planning.recipe import plan_by_recipe
 from autopar.planning.request import Request, make_plan
 from autopar.text import strategy_text
 
 
 def explained(request: Request, plan: Plan, meshes: int) -> Plan:
-    """The plan with the recipe's figures and those of the best on so many other meshes."""
+    """The plan with the recipe's figures, those of the best on so many other meshes, and what each
+    region takes."""
+    program = realise(request.model, plan, request.strategies)
+    prices = Prices(request.cost_models, program.setting.mesh, request.cluster)
     return replace(
         plan,
         recipe=_recipe(request),
         runners_up=tuple(_best_on(request, other) for other in _next_meshes(plan)[:meshes]),
+        region_costs=region_costs(program, plan, prices, request.options.state_ratio),
     )
 
 

@@ -57,6 +57,7 @@ def reprice(program: Program, plan: Plan, prices: Prices, state_ratio: float) ->
         assumptions=notes,
         recipe=None,
         runners_up=(),
+        region_costs=(),
     )
 
 
