@@ -56,6 +56,7 @@ def _check_kernels(kernels: Kernels) -> None:
 
 def checked_link(link: Link, inner: int) -> None:
     """Raise unless the link is sound outside a level of blocks of `inner` devices."""
+    text("a link's name", link.name)
     what = f"link {link.name}"
     positive(f"{what}: devices", link.devices, whole=True)
     positive(f"{what}: latency_s", link.latency_s)

@@ -7,17 +7,34 @@ from typing import Any
 
 import torch
 from equality import CLIP_NORM, OFF, Comparison, Edit, edited, run
+from experts import wide
 from families import FAMILIES
 from models import Job, float32_raised, gpt2, llama
+from moe import MOE, grouped
 
 import autopar
 
-RING, SWAP = {"context": "ring"}, {"context": "all_to_all"}
 CASES: dict[str, dict[str, Any]] = {
-    "cp4_ring": {"cp": 4, **RING},
-    "cp4_all_to_all": {"cp": 4, **SWAP},
-    "cp2_ring": {"cp": 2, **RING},
-    "cp2_all_to_all": {"cp": 2, **SWAP},
+    f"{name}_{form}": {**pins, "context": form}
+    for form in ("ring", "all_to_all")
+    for name, pins in {
+        "cp4": {"cp": 4},
+        "cp2": {"cp": 2},
+        "cp2_tp2": {"cp": 2, "tp": 2, "tensor": True},
+        "cp2_tp2_sequence": {"cp": 2, "tp": 2, "tensor": True, "sequence": True},
+        "cp2_dp2": {"cp": 2, "dp": 2},
+        "cp2_dp2_microbatches2": {"cp": 2, "dp": 2, "microbatches": 2},
+        **{f"cp4_zero{stage}": {"cp": 4, "zero": stage} for stage in (1, 2, 3)},
+        "cp2_dp2_zero3_microbatches2": {"cp": 2, "dp": 2, "zero": 3, "microbatches": 2},
+        "cp2_dp2_hybrid2": {"cp": 2, "dp": 2, "zero": {"stage": 2, "within": 2}},
+        "cp2_pp2_1f1b": {"cp": 2, "pp": 2, "microbatches": 4, "schedule": "1f1b"},
+        "cp2_pp2_zero_bubble": {"cp": 2, "pp": 2, "microbatches": 2, "schedule": "zero_bubble"},
+        "cp2_ep2": {"cp": 2, "ep": 2},
+        "cp2_ep2_zero3": {"cp": 2, "ep": 2, "zero": 3},
+        "cp4_full": {"cp": 4, "recompute": "full"},
+        "cp4_selective": {"cp": 4, "recompute": "selective"},
+        "cp4_zero3_full": {"cp": 4, "zero": 3, "recompute": "full"},
+    }.items()
 }
 STRATEGIES = (
     "data",
@@ -68,6 +85,7 @@ def compiled(job: Job, case: str, cluster: str | dict[str, Any]) -> autopar.Comp
 
 def compare(model: str, case: str, cluster: str, *edits: Edit) -> Comparison:
     """One model in float64, on every rank."""
-    with float32_raised():
-        job = MODELS[model]()
+    with wide() if model in MOE else float32_raised():
+        job = grouped(model) if model in MOE else MODELS[model]()
+        job.model.double()
         return run(job, edited(compiled(job, case, cluster), edits))
