@@ -1,7 +1,7 @@
 """Compiled: a planned and emitted training program, not yet running."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -122,7 +122,30 @@ def headline(plan: Plan) -> tuple[str, ...]:
         "",
         *stages,
         *LEGEND,
+        *_balanced(plan),
+        *_forms(plan),
     )
+
+
+def _balanced(plan: Plan) -> tuple[str, ...]:
+    if not any(choice.balanced for choice in plan.regions):
+        return ()
+    return (
+        "A `balanced` dim is cut into twice as many chunks as there are ranks: rank i holds the i-th",
+        "from the beginning and the i-th from the end, in this order.",
+    )
+
+
+def _forms(plan: Plan) -> Iterator[str]:
+    """What functions communicate that run ops in their strategies' ways."""
+    forms = {form.function: form for choice in plan.regions for form in choice.forms}
+    for function, form in sorted(forms.items()):
+        if function:
+            yield f"{function.split(':')[1]} communicates over {' · '.join(form.axes)}:"
+            for one in form.exchanges:
+                what = f"as much as {' and '.join(one.of)}"
+                wide = ", in float32 at least" if one.wide else ""
+                yield f"- in the {one.phase} {one.times} × {one.op} of {what}{wide}"
 
 
 def _stages(schedule: ScheduleChoice) -> tuple[str, ...]:

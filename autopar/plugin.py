@@ -56,6 +56,7 @@ __all__ = [
     "Table",
     "divides",
     "split_over",
+    "split_size",
 ]
 
 BUCKET = "bucket"

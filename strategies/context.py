@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.plugin import (
-    Attention,
     AutoparError,
     AxisSpec,
     Candidate,
@@ -17,8 +16,8 @@ from autopar.plugin import (
     Region,
     Schedule,
     Strategy,
-    divides,
     split_over,
+    split_size,
 )
 
 FORMS = ("ring", "all_to_all")
@@ -102,29 +101,31 @@ class Context(Strategy):
             )
             return
         for form in FORMS if self.form is None else (self.form,):
-            made = _rings(region, mesh) if form == "ring" else _swaps(region, mesh)
-            if isinstance(made, Refusal):
-                yield made
-                continue
-            formed = candidate.with_forms(self.name, made, form=form)
-            yield split_over(
-                self.name, formed, region, sequence, "cp", mesh, balanced=True, form=form
-            )
+            for made in _rings(region, mesh) if form == "ring" else _swaps(region, mesh):
+                if isinstance(made, Refusal):
+                    yield made
+                    continue
+                formed = candidate.with_forms(self.name, made, form=form)
+                yield split_over(
+                    self.name, formed, region, sequence, "cp", mesh, balanced=True, form=form
+                )
 
     def conflict(
         self, candidate: Candidate, region: Region, mesh: Mesh, schedule: Schedule | None = None
     ) -> str | None:
-        """Heads may be split over tp as well."""
+        """Queries that share a head of keys are exchanged for positions only where a rank has one
+        such head: else heads of keys are."""
         sizes = {dim.name: dim.size for dim in region.dims}
+        heads = {seen.op: seen.heads for seen in region.attention}
         for form in candidate.forms:
-            for _, heads, _ in form.moves:
-                split = dict(form.splits(candidate.splits))[heads]
-                if not divides(split, sizes[heads]):
-                    axes = " · ".join(f"{part.axis} {part.size}" for part in split)
-                    return (
-                        f"region {region.name}: all_to_all needs {heads} = {sizes[heads]} "
-                        f"divisible by {axes}; ring doesn't"
-                    )
+            for _, moved, _ in form.moves:
+                for before in heads[form.op][: heads[form.op].index(moved)]:
+                    local = sizes[before] // split_size(candidate.split(before))
+                    if local > 1:
+                        return (
+                            f"region {region.name}: all_to_all takes {moved} only where a rank has "
+                            f"one of {before}, not {local}"
+                        )
         return None
 
 
@@ -138,58 +139,54 @@ def _sequence(region: Region) -> Dim | Refusal:
     return Refusal(f"region {region.name} has several sequences ({names}): they can't all be split")
 
 
-def _rings(region: Region, mesh: Mesh) -> list[OpForm] | Refusal:
+def _rings(region: Region, mesh: Mesh) -> Iterator[list[OpForm] | Refusal]:
     """Ring attention for each op of the region."""
-    axes = (mesh.part("cp"),)
-    times = mesh.size("cp") - 1
-    taken = ("key", "value")
-    forms = []
-    for seen in region.attention:
-        if seen.drops:
-            return Refusal(
-                f"region {region.name}: {seen.op} drops attention weights, which ring attention "
-                "doesn't: take all_to_all, or no dropout of attention"
-            )
-        forms.append(
-            OpForm(
-                seen.op,
-                axes,
-                function=RING,
-                frees=(seen.queries,),
-                whole=("attn_mask",),
-                passes=mesh.size("cp"),
-                copies=2,
-                exchanges=(
-                    Exchange("send", "forward", taken, times),
-                    Exchange("send", "backward", taken, times),
-                    Exchange("send", "backward", taken, times, wide=True),
-                ),
-            )
+    dropping = [seen.op for seen in region.attention if seen.drops]
+    if dropping:
+        yield Refusal(
+            f"region {region.name}: {dropping[0]} drops attention weights, which ring attention "
+            "doesn't: take all_to_all, or no dropout of attention"
         )
-    return forms
+        return
+    size, taken = mesh.size("cp"), ("key", "value")
+    yield [
+        OpForm(
+            seen.op,
+            (mesh.part("cp"),),
+            function=RING,
+            frees=(seen.queries,),
+            whole=("attn_mask",),
+            passes=size,
+            copies=2,
+            exchanges=(
+                Exchange("send", "forward", taken, size - 1),
+                Exchange("send", "backward", taken, size - 1),
+                Exchange("send", "backward", taken, size - 1, wide=True),
+            ),
+        )
+        for seen in region.attention
+    ]
 
 
-def _swaps(region: Region, mesh: Mesh) -> list[OpForm] | Refusal:
-    """Heads for positions, in each op of the region."""
-    axes = (mesh.part("cp"),)
-    forms = []
-    for seen in region.attention:
-        heads = _heads(seen, region, mesh.size("cp"))
-        if isinstance(heads, Refusal):
-            return heads
-        forms.append(OpForm(seen.op, axes, moves=((seen.queries, heads, axes),)))
-    return forms
-
-
-def _heads(seen: Attention, region: Region, size: int) -> str | Refusal:
-    """The dim of heads that is split instead of the sequence."""
+def _swaps(region: Region, mesh: Mesh) -> Iterator[list[OpForm] | Refusal]:
+    """Heads for positions, in each op of the region: heads of keys, or else the queries that share
+    one."""
+    size, axes = mesh.size("cp"), (mesh.part("cp"),)
     sizes = {dim.name: dim.size for dim in region.dims}
-    if not seen.heads:
-        return Refusal(f"region {region.name}: {seen.op} has no heads to exchange for positions")
-    heads = seen.heads[0]
-    if sizes[heads] % size:
-        return Refusal(
-            f"region {region.name}: {heads} = {sizes[heads]} isn't divisible by cp = {size}, as "
-            "all_to_all needs it; ring doesn't"
+    depth = max(len(seen.heads) for seen in region.attention)
+    found = False
+    for place in range(depth):
+        heads = [seen.heads[place] for seen in region.attention if len(seen.heads) > place]
+        if len(heads) == len(region.attention) and all(sizes[h] % size == 0 for h in heads):
+            found = True
+            yield [
+                OpForm(seen.op, axes, moves=((seen.queries, head, axes),))
+                for seen, head in zip(region.attention, heads, strict=True)
+            ]
+    if not found:
+        every = dict.fromkeys(h for seen in region.attention for h in seen.heads)
+        have = " · ".join(f"{h} = {sizes[h]}" for h in every) or "its attention has no heads"
+        yield Refusal(
+            f"region {region.name}: {have} can't be divided among cp = {size} ranks, as all_to_all "
+            "needs it; ring doesn't"
         )
-    return heads

@@ -1,40 +1,49 @@
 """Context parallelism against the plain model: tasks for a pool."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from equality import CLIP_NORM, OFF, Comparison, Edit, edited, run
 from experts import wide
 from families import FAMILIES
 from models import Job, float32_raised, gpt2, llama
 from moe import MOE, grouped
+from torch import Tensor
 
 import autopar
+from autopar.runtime import ProcessMesh, collectives
+from autopar.runtime import context as runtime
+from autopar.runtime.process_mesh import Group
 
+MESHES: dict[str, dict[str, Any]] = {
+    "cp4": {"cp": 4},
+    "cp2": {"cp": 2},
+    "cp2_tp2": {"cp": 2, "tp": 2, "tensor": True},
+    "cp2_tp2_sequence": {"cp": 2, "tp": 2, "tensor": True, "sequence": True},
+    "cp2_dp2": {"cp": 2, "dp": 2},
+    "cp2_dp2_microbatches2": {"cp": 2, "dp": 2, "microbatches": 2},
+    "cp4_zero1": {"cp": 4, "zero": 1},
+    "cp4_zero2": {"cp": 4, "zero": 2},
+    "cp4_zero3": {"cp": 4, "zero": 3},
+    "cp2_dp2_zero3_microbatches2": {"cp": 2, "dp": 2, "zero": 3, "microbatches": 2},
+    "cp2_dp2_hybrid2": {"cp": 2, "dp": 2, "zero": {"stage": 2, "within": 2}},
+    "cp2_pp2_1f1b": {"cp": 2, "pp": 2, "microbatches": 4, "schedule": "1f1b"},
+    "cp2_pp2_zero_bubble": {"cp": 2, "pp": 2, "microbatches": 2, "schedule": "zero_bubble"},
+    "cp2_ep2": {"cp": 2, "ep": 2},
+    "cp2_ep2_zero3": {"cp": 2, "ep": 2, "zero": 3},
+    "cp4_full": {"cp": 4, "recompute": "full"},
+    "cp4_selective": {"cp": 4, "recompute": "selective"},
+    "cp4_zero3_full": {"cp": 4, "zero": 3, "recompute": "full"},
+}
 CASES: dict[str, dict[str, Any]] = {
     f"{name}_{form}": {**pins, "context": form}
+    for name, pins in MESHES.items()
     for form in ("ring", "all_to_all")
-    for name, pins in {
-        "cp4": {"cp": 4},
-        "cp2": {"cp": 2},
-        "cp2_tp2": {"cp": 2, "tp": 2, "tensor": True},
-        "cp2_tp2_sequence": {"cp": 2, "tp": 2, "tensor": True, "sequence": True},
-        "cp2_dp2": {"cp": 2, "dp": 2},
-        "cp2_dp2_microbatches2": {"cp": 2, "dp": 2, "microbatches": 2},
-        **{f"cp4_zero{stage}": {"cp": 4, "zero": stage} for stage in (1, 2, 3)},
-        "cp2_dp2_zero3_microbatches2": {"cp": 2, "dp": 2, "zero": 3, "microbatches": 2},
-        "cp2_dp2_hybrid2": {"cp": 2, "dp": 2, "zero": {"stage": 2, "within": 2}},
-        "cp2_pp2_1f1b": {"cp": 2, "pp": 2, "microbatches": 4, "schedule": "1f1b"},
-        "cp2_pp2_zero_bubble": {"cp": 2, "pp": 2, "microbatches": 2, "schedule": "zero_bubble"},
-        "cp2_ep2": {"cp": 2, "ep": 2},
-        "cp2_ep2_zero3": {"cp": 2, "ep": 2, "zero": 3},
-        "cp4_full": {"cp": 4, "recompute": "full"},
-        "cp4_selective": {"cp": 4, "recompute": "selective"},
-        "cp4_zero3_full": {"cp": 4, "zero": 3, "recompute": "full"},
-    }.items()
 }
 STRATEGIES = (
     "data",
@@ -89,3 +98,153 @@ def compare(model: str, case: str, cluster: str, *edits: Edit) -> Comparison:
         job = grouped(model) if model in MOE else MODELS[model]()
         job.model.double()
         return run(job, edited(compiled(job, case, cluster), edits))
+
+
+# ---------------------------------------------------------------- faults
+
+
+class _Backwards(runtime._Moving):
+    """A ring that turns the other way."""
+
+    def __init__(self, axis: Group, tensors: Sequence[Tensor]) -> None:
+        ranks = axis.ranks[::-1]
+        super().__init__(
+            replace(axis, ranks=ranks, rank=ranks.index(axis.ranks[axis.rank])), tensors
+        )
+
+
+class _Kept(runtime._Moving):
+    """Gradients of keys and values (zeros at first) stay where they were made."""
+
+    def __init__(self, axis: Group, tensors: Sequence[Tensor]) -> None:
+        super().__init__(axis, tensors)
+        self.stays = not any(x.count_nonzero() for x in tensors)
+
+    def start(self, last: bool = False) -> None:
+        if not self.stays:
+            super().start(last)
+
+
+def _average(
+    out: Tensor, sums: Tensor, step: runtime._Step, block: Tensor, block_sums: Tensor
+) -> None:
+    """Blocks merged as if each had seen as many keys."""
+    rows, so_far = out[..., step.queries, :], sums[..., step.queries]
+    rows += (block - rows) / 2 if step.source else block - rows
+    so_far.copy_(torch.logaddexp(so_far, block_sums))
+
+
+def _swapped_halves(positions: int, masks: Any, axis: Group) -> list[runtime._Step]:
+    """Ranks take what those on the other side of them should."""
+    half = positions // 2
+    return [
+        replace(step, queries=slice(0, half)) if step.queries.start else step
+        for step in _steps(positions, masks, axis)
+    ]
+
+
+def _in_rank_order(pieces: Sequence[Tensor], dim: int, balanced: bool = False) -> Tensor:
+    return torch.cat(tuple(pieces), dim)
+
+
+_steps = runtime._steps
+FAULTS: dict[str, Callable[[], Any]] = {
+    "ring_reversed": lambda: mock.patch.object(runtime, "_Moving", _Backwards),
+    "gradients_not_returned": lambda: mock.patch.object(runtime, "_Moving", _Kept),
+    "merged_by_averages": lambda: mock.patch.object(runtime, "_merge", _average),
+    "wrong_half": lambda: mock.patch.object(runtime, "_steps", _swapped_halves),
+    "chunks_in_rank_order": lambda: mock.patch.object(collectives, "_together", _in_rank_order),
+}
+EDITS: dict[str, Edit] = {
+    "labels_in_rank_order": Edit(r"(contiguous_local = local_part\(.*), balanced=True\)", r"\1)"),
+    "positions_without_offset": Edit(
+        r"(?s)position_embeddings_0_local = local_part\(.*?\n        \)",
+        "position_embeddings_0_local = position_embeddings_0[:, : sequence // cp]",
+    ),
+    "gradient_not_summed": Edit(
+        r'(declare\(self, "input_layernorm.weight", hidden), sums=\("cp",\)', r"\1"
+    ),
+}
+
+
+def faulty(fault: str, model: str, case: str) -> Comparison:
+    """A comparison on four processes with a fault in the runtime or in the emitted module."""
+    if fault in EDITS:
+        return compare(model, case, "cpu:4", EDITS[fault])
+    with FAULTS[fault]():
+        return compare(model, case, "cpu:4")
+
+
+# ---------------------------------------------------------------- the runtime alone
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An attention: heads of queries and keys, and what hides keys."""
+
+    heads: int
+    key_heads: int
+    causal: bool = False
+    mask: str = ""
+
+
+SHAPES: dict[str, Shape] = {
+    "plain": Shape(2, 2),
+    "causal": Shape(2, 2, causal=True),
+    "grouped": Shape(4, 2, causal=True),
+    "one_key_head": Shape(4, 1),
+    "padding": Shape(2, 2, mask="padding"),
+    "causal_padding": Shape(4, 2, mask="causal_padding"),
+    "nothing_seen": Shape(2, 2, mask="nothing_seen"),
+    "added_by_head": Shape(4, 2, mask="added_by_head"),
+}
+BATCH, LENGTH, WIDTH = 3, 16, 8
+
+
+def mask_of(shape: Shape, generator: torch.Generator) -> Tensor | None:
+    """[batch or 1, heads or 1, queries or 1, keys]."""
+    if shape.mask == "added_by_head":
+        return torch.randn(1, shape.heads, LENGTH, LENGTH, generator=generator, dtype=torch.float64)
+    if not shape.mask:
+        return None
+    seen = torch.arange(LENGTH) < torch.tensor([16, 9, 2])[:, None]
+    mask = seen[:, None, None, :]
+    if shape.mask == "causal_padding":
+        return mask & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    if shape.mask == "nothing_seen":  # by whole rows, of the first chunk on
+        return mask & (torch.arange(LENGTH) > 4)[:, None]
+    return mask
+
+
+def attention_errors(name: str, dtype: torch.dtype) -> list[float]:
+    """Errors of ring attention's output and gradients on this rank of four."""
+    mesh, shape = ProcessMesh((("cp", 4),)), SHAPES[name]
+    axis, generator = mesh["cp"], torch.Generator().manual_seed(5)
+    sizes = [(BATCH, h, LENGTH, WIDTH) for h in (shape.heads, *[shape.key_heads] * 2, shape.heads)]
+    every = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    mask = mask_of(shape, generator)
+    grouped = shape.heads != shape.key_heads
+
+    def mine(x: Tensor) -> Tensor:
+        return collectives.local_part(x, dim=2, axis=axis, balanced=True).detach()
+
+    q, k, v, toward = (x.to(dtype).double() for x in every)
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=shape.causal, enable_gqa=grouped
+    )
+    out.backward(toward)
+    a, b, c = (mine(x).to(dtype).requires_grad_() for x in (q, k, v))
+    local_mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+    found = runtime.ring_attention(
+        a, b, c, attn_mask=local_mask, is_causal=shape.causal, enable_gqa=grouped, axis=axis
+    )
+    found.backward(mine(toward).to(dtype))
+    pairs = [(found, out), *((x.grad, y.grad) for x, y in ((a, q), (b, k), (c, v)))]
+    errors = []
+    for ours, theirs in pairs:
+        assert ours is not None and theirs is not None
+        errors.append(float((ours.detach().double() - mine(theirs)).abs().max()))
+    mesh.close()
+    return errors

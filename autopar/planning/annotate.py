@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import Block
 from autopar.layouts.layout import Setting
-from autopar.planning.legal import candidate_faults, in_microbatch
+from autopar.planning.legal import candidate_faults, form_conflict, in_microbatch
 from autopar.planning.pins import StrategyPin
 from autopar.planning.schedules import owner_of
 from autopar.plugin import Candidate, Refusal, Region, Strategy
@@ -68,10 +68,11 @@ def _split_batch(legal: list[Candidate], setting: Setting) -> list[Candidate]:
     So do balanced splits of a sequence."""
     axes = [part.axis for part in setting.data]
     legal = [c for c in legal if all(c.uses(axis) for axis in axes)] or legal
-    return [c for c in legal if _balanced(c)] or legal
+    return [c for c in legal if is_balanced(c)] or legal
 
 
-def _balanced(candidate: Candidate) -> bool:
+def is_balanced(candidate: Candidate) -> bool:
+    """Whether it splits a dim in balanced chunks."""
     return any(part.balanced for _, split in candidate.splits for part in split)
 
 
@@ -121,6 +122,11 @@ def _conflicts(
     refusals: dict[str, dict[str, None]],
 ) -> bool:
     makers = {*dict(candidate.made_by), owner_of(setting.schedule, active)}
+    apart = form_conflict(candidate, region)
+    if apart is not None:
+        for name in dict(candidate.made_by):
+            refusals.setdefault(name, {})[apart] = None
+        return True
     for strategy in active:
         if strategy.name in makers:
             reason = strategy.conflict(candidate, region, setting.mesh, setting.schedule)

@@ -82,11 +82,22 @@ def _split_faults(candidate: Candidate, form: OpForm, region: Region) -> list[st
             faults.append(f"splits {name!r} in {form.op}, which the region doesn't have")
         elif form.op in dims[name].blocking and not set(split) <= set(free):
             faults.append(f"splits {name!r} in {form.op}, whose form needs it whole")
-        elif not divides(split, dims[name].size):
-            faults.append(
-                f"splits {name!r} = {dims[name].size} in {form.op} into {split_size(split)} pieces"
-            )
     return faults
+
+
+def form_conflict(candidate: Candidate, region: Region) -> str | None:
+    """Why ops in forms of their own can't be split as the region's dims and the forms together say,
+    or None: different strategies may have said the one and the other."""
+    sizes = {dim.name: dim.size for dim in region.dims}
+    for form in candidate.forms:
+        for name, split in form.splits(candidate.splits):
+            if not divides(split, sizes[name]):
+                axes = " · ".join(f"{part.axis} {part.size}" for part in split)
+                return (
+                    f"region {region.name}: {name} = {sizes[name]} isn't divisible by {axes} in "
+                    f"{form.op}"
+                )
+    return None
 
 
 def dropout_fault(candidate: Candidate, region: Region, setting: Setting) -> str:

@@ -10,7 +10,7 @@ from autopar.graph.module_paths import region_paths
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import group_of
 from autopar.mesh import split_size
-from autopar.planning.annotate import Candidates, annotate
+from autopar.planning.annotate import Candidates, annotate, is_balanced
 from autopar.planning.full_shards import one_full_shard
 from autopar.planning.legal import dropout_fault
 from autopar.planning.pins import Pins, matches
@@ -68,7 +68,7 @@ def open_setting(
             found[path, region.name] = cache[key]
     owner = owner_of(setting.schedule, strategies)
     reason = _unmet(found, paths, setting, pins, owner) or _unused(found, setting)
-    reason = reason or _dropping(found, setting)
+    reason = reason or _dropping(found, setting) or _gathered(found)
     if reason is not None:
         return Dropped(setting, reason)
     factors = factors_of(setting.mesh, (c for f in found.values() for c in f.choices))
@@ -186,6 +186,20 @@ def _unmet(
 def _dropping(found: Mapping[SlotKey, Candidates], setting: Setting) -> str | None:
     faults = (dropout_fault(c, f.region, setting) for f in found.values() for c in f.choices)
     return next((f"a region {fault}" for fault in faults if fault), None)
+
+
+def _gathered(found: Mapping[SlotKey, Candidates]) -> str | None:
+    """Why sequences can't be split in balanced chunks, if a region can do so and attention can't:
+    every rank would gather them whole, and do all of its work."""
+    balanced = {key: any(map(is_balanced, one.choices)) for key, one in found.items()}
+    if not any(balanced.values()):
+        return None
+    refusals: dict[str, None] = {}
+    for key, one in found.items():
+        if one.region.attention and not balanced[key]:
+            for reasons in one.refusals.values():
+                refusals.update(dict.fromkeys(reasons))
+    return "; ".join(list(refusals)[:8]) or None
 
 
 def _unused(found: dict[SlotKey, Candidates], setting: Setting) -> str | None:
