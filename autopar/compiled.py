@@ -131,8 +131,8 @@ def _balanced(plan: Plan) -> tuple[str, ...]:
     if not any(choice.balanced for choice in plan.regions):
         return ()
     return (
-        "A `balanced` dim is cut into twice as many chunks as there are ranks: rank i holds the i-th",
-        "from the beginning and the i-th from the end, in this order.",
+        "A `balanced` dim is cut into twice as many chunks as there are ranks: rank i holds",
+        "the i-th from the beginning and the i-th from the end, in this order.",
     )
 
 
