@@ -19,6 +19,7 @@ from autopar.schedule import Table
 
 __all__ = [
     "BUCKET",
+    "Alongside",
     "Attention",
     "AutoparError",
     "AxisPart",
@@ -439,6 +440,9 @@ class Collective:
     unit: str = ""
     """The runtime joins a layer's collectives of one unit, op, phase and axes into one call, and
     those of the unit BUCKET over all layers, in buckets. "": a call of its own."""
+    hides: bool = False
+    """It runs beside the compute of its phase (of the first forward or the last backward, once a
+    step), and nothing waits for it there."""
     kind: ClassVar[str] = "collective"
 
 
@@ -452,7 +456,19 @@ class Resident:
     kind: ClassVar[str] = "resident"
 
 
-Effect = Compute | Collective | Resident
+@dataclass(frozen=True)
+class Alongside:
+    """Work of one stage that may run at the same time (a microbatch's forward, its backward): the
+    device's seconds, with those of collectives that it waits for; the host's, which starts
+    everything; and those of collectives that nothing waits for (`hides`)."""
+
+    device_s: float
+    host_s: float
+    network_s: float
+    kind: ClassVar[str] = "alongside"
+
+
+Effect = Compute | Collective | Resident | Alongside
 
 
 @dataclass(frozen=True)
@@ -464,9 +480,24 @@ class CostModel(abc.ABC):
 
     @abc.abstractmethod
     def cost(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> float:
-        """Seconds for a Compute or a Collective, bytes for a Resident. Compute and Resident are one
-        rank's, and priced once for all meshes: theirs is empty. Errors: AutoparError for an effect
-        without a price (an unknown op, say); never a zero."""
+        """Seconds for a Compute, a Collective or an Alongside, bytes for a Resident. All but
+        collectives are one rank's, and priced once for all meshes: theirs is empty. Errors:
+        AutoparError for an effect without a price (an unknown op, say); never a zero."""
+
+    def apart(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> tuple[float, float]:
+        """Seconds of a Compute or a Collective on the device or the network, and of the host that
+        starts it, which may run ahead: what `Alongside` joins. Where it can't, all is the former's.
+        """
+        return self.cost(effect, mesh, cluster), 0.0
+
+    def rows(self, cluster: ClusterSpec) -> tuple[tuple[float, float, float], ...]:
+        """For who prices Alongside: weights of its seconds (device, host, network). The price is
+        the largest of the weighted sums, so that linear programmes can have it."""
+        return ()
+
+    def hides(self, effect: Collective) -> bool:
+        """For who prices Alongside: whether a collective counts as hidden."""
+        return effect.hides
 
     def explain(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> str:
         """How the price came about, in a word that the plan shows: a collective's algorithm."""

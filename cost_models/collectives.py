@@ -24,6 +24,7 @@ from autopar.plugin import (
     Fit,
     Mesh,
     Protocol,
+    split_size,
 )
 
 
@@ -62,7 +63,16 @@ class CollectiveCost(CostModel):
                 f"no algorithm for {effect.op} of {effect.what} over {ranks(levels)} ranks: "
                 f"the topology offers none of {', '.join(self.algorithms or ())}"
             )
-        return seconds, name
+        kernels = cluster.device.kernels
+        return seconds + (kernels.collective_s if kernels else 0.0), name
+
+    def apart(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> tuple[float, float]:
+        """Its seconds; where the host is what a rank waits for, ranks come at different times, the
+        later the more they are."""
+        assert isinstance(effect, Collective)
+        kernels = cluster.device.kernels
+        late_s = kernels.collective_s * split_size(effect.axes) if kernels else 0.0
+        return self.cost(effect, mesh, cluster), late_s
 
 
 @functools.lru_cache(maxsize=65536)

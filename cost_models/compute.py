@@ -53,6 +53,14 @@ class ComputeCost(CostModel):
         device = cluster.device
         return together(device_seconds(effect, device), host_seconds(effect, device), device)
 
+    def apart(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> tuple[float, float]:
+        """The device's seconds and the host's."""
+        device, together_s = cluster.device, self.cost(effect, mesh, cluster)
+        assert isinstance(effect, Compute)
+        if device.kernels is None:
+            return together_s, 0.0
+        return device_seconds(effect, device), host_seconds(effect, device)
+
 
 def host_seconds(effect: Compute, device: Device) -> float:
     """What the host takes to start the op."""

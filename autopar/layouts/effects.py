@@ -271,16 +271,19 @@ def _whole_copies(plan: ParamPlan, scattered: bool, neighbours: bool) -> int:
 
 def _shard_effects(what: str, whole_bytes: int, plan: ParamPlan) -> Iterator[Collective]:
     """ZeRO's collectives (Rajbhandari et al. 2020). Stage 3 gathers for every forward and every
-    backward; else once a step, and where gradients accumulate whole (1) one sum a step is due."""
+    backward; else once a step, and where gradients accumulate whole (1) one sum a step is due. The
+    next unit's is under way while one is used, so they hide behind compute."""
     axes = plan.state
     unit = "shards of " + ("parameters" if plan.param else "gradients" if plan.grad else "state")
     if plan.param:
-        yield Collective("all_gather", whole_bytes, axes, "forward", "microbatch", what, unit)
-        yield Collective("all_gather", whole_bytes, axes, "backward", "microbatch", what, unit)
+        yield Collective("all_gather", whole_bytes, axes, "forward", "microbatch", what, unit, True)
+        yield Collective(
+            "all_gather", whole_bytes, axes, "backward", "microbatch", what, unit, True
+        )
     else:
-        yield Collective("all_gather", whole_bytes, axes, "forward", "step", what, unit)
+        yield Collective("all_gather", whole_bytes, axes, "forward", "step", what, unit, True)
     per: Literal["microbatch", "step"] = "microbatch" if plan.grad else "step"
-    yield Collective("reduce_scatter", whole_bytes, axes, "backward", per, what, unit)
+    yield Collective("reduce_scatter", whole_bytes, axes, "backward", per, what, unit, True)
 
 
 def param_layout(needs: Mapping[str, Layout] | tuple[Layout, ...]) -> Layout:

@@ -258,16 +258,22 @@ def model_flops(program: Program) -> int:
     return total * setting.microbatches
 
 
+def step_seconds(every: Sequence[Books], setting: Setting) -> float:
+    """The time of a step, from the books of its stages."""
+    if setting.schedule is None:
+        return every[0].step_s
+    each = [books.microbatch_s / setting.microbatches for books in every]
+    late_s = max(books.once_s for books in every)
+    table = setting.schedule.table
+    return table.per_slowest * max(each) + table.per_stage * sum(each) + late_s
+
+
 def _predicted(program: Program, prices: Prices, every: Sequence[Books], tokens: int) -> Predicted:
     """Times are those of the slowest stage, memory that of the fullest."""
     slowest = max(every, key=lambda books: books.step_s)
     fullest = max(every, key=lambda books: sum(books.memory.values()))
-    step_s, schedule = slowest.step_s, program.setting.schedule
-    if schedule is not None:
-        each = [books.microbatch_s / program.setting.microbatches for books in every]
-        late_s = max(books.once_s for books in every)
-        table = schedule.table
-        step_s = table.per_slowest * max(each) + table.per_stage * sum(each) + late_s
+    schedule = program.setting.schedule
+    step_s = step_seconds(every, program.setting)
     flops = model_flops(program)
     dtypes = {
         str(n.meta["val"].dtype).removeprefix("torch.")

@@ -1,4 +1,9 @@
-"""What one stage's effects come to: seconds, bytes, and collectives by kind."""
+"""What one stage's effects come to: seconds, bytes, and collectives by kind.
+
+Seconds are gathered in windows: what a microbatch's forward does, its backward, and the optimizer.
+In each the host runs ahead, and collectives that hide run beside compute (`Alongside`). What hides
+once a step does so beside the first forward or the last backward.
+"""
 
 import math
 from collections import Counter, defaultdict
@@ -7,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
-from autopar.plugin import Collective, Compute, Effect, Resident
+from autopar.plugin import Alongside, Collective, Compute, Effect, Resident
 
 ORDER = ("parameter", "gradient", "optimizer", "saved", "transient", "overhead")
 Key = tuple[str, tuple[str, ...], str, str]
@@ -26,6 +31,30 @@ class Stage:
 def skeleton_name(chunk: int) -> str:
     """What a chunk's part of the skeleton is called among layers' paths."""
     return "" if chunk == 0 else f"({chunk})"
+
+
+@dataclass
+class Window:
+    """Seconds of one microbatch's phase, or of the optimizer: ops on the device, their host;
+    collectives that are waited for, and the host's of all; collectives that hide, and those of them
+    that come once a step."""
+
+    compute_s: float = 0.0
+    compute_host_s: float = 0.0
+    waited_s: float = 0.0
+    collective_host_s: float = 0.0
+    hidden_s: float = 0.0
+    hidden_once_s: float = 0.0
+
+    def computing(self) -> Alongside:
+        """Its ops alone."""
+        return Alongside(self.compute_s, self.compute_host_s, 0.0)
+
+    def all(self, once: bool = False) -> Alongside:
+        """Everything; `once`: with what comes once a step."""
+        host_s = self.compute_host_s + self.collective_host_s
+        hidden_s = self.hidden_s + (self.hidden_once_s if once else 0.0)
+        return Alongside(self.compute_s + self.waited_s, host_s, hidden_s)
 
 
 @dataclass
@@ -49,37 +78,101 @@ class Books:
         return self.step_s - self.once_s
 
 
+Tally = Mapping[tuple[Effect, int], int]
+"""How often each effect occurs in one stage; of a joined collective, in how many equal calls."""
+
+
 def books_of(
     effects: Iterable[tuple[str, Effect]], stage: Stage, prices: Prices, microbatches: int
 ) -> Books:
     """The books of one stage."""
-    books = Books()
-    resident: list[tuple[str, Resident, int]] = []
-    known: dict[Effect, float] = {}  # layers that run alike have equal effects
-    for path, effect, calls in whole_calls(effects):
-        one = one_call(effect, calls) if isinstance(effect, Collective) else effect
-        if one not in known:
-            known[one] = prices.cost(one)
-        price = calls * known[one]
-        if isinstance(effect, Collective):
-            times = microbatches if effect.per == "microbatch" else 1
-            books.seconds["communication"] += price * times
-            books.once_s += price if effect.per == "step" else 0.0
-            axes = tuple(part.axis for part in effect.axes)
-            key = (effect.op, axes, effect.phase, prices.explain(one))
-            size, count, spent_s = books.groups.get(key, (0, 0, 0.0))
-            size, count = size + effect.bytes * times, count + calls * times
-            books.groups[key] = size, count, spent_s + price * times
-        elif isinstance(effect, Compute):
-            late = effect.phase == "optimizer"
-            books.seconds["optimizer" if late else "compute"] += price * (
-                1 if late else microbatches
-            )
-            books.once_s += price if late else 0.0
-        elif isinstance(effect, Resident):
-            resident.append((path, effect, math.ceil(price)))
+    found = list(whole_calls(effects))
+    books = timed(tally(found), prices, microbatches)
+    resident = [
+        (path, effect, math.ceil(prices.cost(effect)))
+        for path, effect, _ in found
+        if isinstance(effect, Resident)
+    ]
     books.memory = _memory(resident, stage, prices.overhead_bytes())
     return books
+
+
+def tally(found: Iterable[tuple[str, Effect, int]]) -> Tally:
+    """Of what takes time: layers that run alike have equal effects."""
+    return Counter(
+        (replace(effect, what="") if isinstance(effect, Collective) else effect, calls)
+        for _, effect, calls in found
+        if not isinstance(effect, Resident)
+    )
+
+
+def timed(effects: Tally, prices: Prices, microbatches: int) -> Books:
+    """The books of one stage without its memory."""
+    books = Books()
+    windows: dict[str, Window] = defaultdict(Window)
+    waited_once_s = 0.0
+    for (effect, calls), count in effects.items():
+        one = one_call(effect, calls) if isinstance(effect, Collective) else effect
+        price, host_s = (calls * count * seconds for seconds in prices.apart(one))
+        if isinstance(effect, Collective):
+            times = 1 if effect.per == "step" else microbatches
+            waited_once_s += _enter(windows, effect, price, host_s, prices)
+            sent = replace(effect, bytes=effect.bytes * count)
+            _list(books, sent, calls * count, price, times, prices.explain(one))
+        elif isinstance(effect, Compute):
+            windows[effect.phase].compute_s += price
+            windows[effect.phase].compute_host_s += host_s
+    _close(books, windows, waited_once_s, prices, microbatches)
+    return books
+
+
+def _enter(
+    windows: dict[str, Window], effect: Collective, price: float, host_s: float, prices: Prices
+) -> float:
+    """A collective into the window that it belongs to; seconds of one that belongs to none, being
+    waited for once a step."""
+    hides, once = prices.hides(effect), effect.per == "step"
+    window = windows["backward" if effect.phase == "grad_sync" else effect.phase]
+    if hides and once:
+        window.hidden_once_s += price
+    elif once:
+        return price
+    elif hides:
+        window.hidden_s += price
+        window.collective_host_s += host_s
+    else:
+        window.waited_s += price
+        window.collective_host_s += host_s
+    return 0.0
+
+
+def _list(books: Books, effect: Collective, calls: int, price: float, times: int, how: str) -> None:
+    key = (effect.op, tuple(part.axis for part in effect.axes), effect.phase, how)
+    size, count, spent_s = books.groups.get(key, (0, 0, 0.0))
+    size, count = size + effect.bytes * times, count + calls * times
+    books.groups[key] = size, count, spent_s + price * times
+
+
+def _close(
+    books: Books,
+    windows: Mapping[str, Window],
+    waited_once_s: float,
+    prices: Prices,
+    microbatches: int,
+) -> None:
+    """The windows as seconds by kind. Communication is what it adds to compute."""
+    for phase, window in windows.items():
+        computing, all_s = prices.cost(window.computing()), prices.cost(window.all())
+        if phase == "optimizer":
+            books.seconds["optimizer"] += computing
+            books.once_s += computing
+            continue
+        more_s = prices.cost(window.all(once=True)) - all_s
+        books.seconds["compute"] += computing * microbatches
+        books.seconds["communication"] += (all_s - computing) * microbatches + more_s
+        books.once_s += more_s
+    books.seconds["communication"] += waited_once_s
+    books.once_s += waited_once_s
 
 
 def _memory(

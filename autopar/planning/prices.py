@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
 from autopar.planning.joined import empty_call, split_price
-from autopar.plugin import BUCKET, Collective, Compute, CostModel, Effect, Resident
+from autopar.plugin import BUCKET, Alongside, Collective, Compute, CostModel, Effect, Resident
 
 ONE_RANK = Mesh(())
 """What one rank computes and holds costs the same on any mesh: only collectives see it."""
@@ -77,6 +77,15 @@ class Prices:
         price = model.cost(effect, mesh, self.cluster)
         assert price >= 0 and math.isfinite(price), (model.name, effect, price)
         return price
+
+    def apart(self, effect: Effect) -> tuple[float, float]:
+        """Seconds on the device or the network, and of the host that may run ahead."""
+        mesh = self.mesh if isinstance(effect, Collective) else ONE_RANK
+        return self._model(effect).apart(effect, mesh, self.cluster)
+
+    def hides(self, effect: Collective) -> bool:
+        """Whether it counts as hidden behind compute."""
+        return next(m for m in self.models if Alongside.kind in m.prices).hides(effect)
 
     def explain(self, effect: Effect) -> str:
         """How the price came about, in a word: a collective's algorithm."""
