@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.plugin import Alongside, ClusterSpec, CostModel, Effect, Mesh
+from autopar.plugin import Alongside, ClusterSpec, Collective, CostModel, Effect, Mesh
 
 RATIOS = (0.0, 0.15, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Host over device time at which the curve of both together is touched, and the other way round."""
@@ -37,6 +37,10 @@ class OverlapCost(CostModel):
             sum(weight * seconds for weight, seconds in zip(row, work, strict=True))
             for row in self.rows(cluster)
         )
+
+    def hides(self, effect: Collective) -> bool:
+        """Whether a collective counts as hidden."""
+        return effect.hides or (self.hides_sums and effect.phase == "grad_sync")
 
     def rows(self, cluster: ClusterSpec) -> tuple[tuple[float, float, float], ...]:
         """Weights of device, host and network seconds; the largest sum is the price."""

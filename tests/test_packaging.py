@@ -44,5 +44,14 @@ def test_install(kind: str, tmp_path: Path) -> None:
     # The last line: the solver prints a banner of its own.
     assert run(python, "-c", SMOKE, cwd=tmp_path).splitlines()[-1] == "data"
     plugins = run(tmp_path / "venv" / "bin" / "autopar", "plugins", cwd=tmp_path)
-    for name in ("data", "sequence", "tensor", "zero", "compute", "collectives", "memory"):
+    for name in (
+        "data",
+        "sequence",
+        "tensor",
+        "zero",
+        "compute",
+        "collectives",
+        "memory",
+        "overlap",
+    ):
         assert name in plugins

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autopar.cost_models.collectives import CollectiveCost
 from autopar.cost_models.compute import ComputeCost
 from autopar.cost_models.memory import MemoryCost
+from autopar.cost_models.overlap import OverlapCost
 from autopar.errors import AutoparError
 from autopar.plugin import (
     AxisSpec,
@@ -112,6 +113,7 @@ MODELS = (
     EntryPoint("memory", "autopar.cost_models.memory:MemoryCost", COST_MODELS),
     EntryPoint("compute", "autopar.cost_models.compute:ComputeCost", COST_MODELS),
     EntryPoint("collectives", "autopar.cost_models.collectives:CollectiveCost", COST_MODELS),
+    EntryPoint("overlap", "autopar.cost_models.overlap:OverlapCost", COST_MODELS),
 )
 
 
@@ -196,22 +198,27 @@ def test_a_broken_plugin_that_is_not_chosen_is_not_loaded() -> None:
 
 
 def test_all_cost_models() -> None:
-    assert select_cost_models(None, MODELS) == (CollectiveCost(), ComputeCost(), MemoryCost())
+    assert select_cost_models(None, MODELS) == (
+        CollectiveCost(),
+        ComputeCost(),
+        MemoryCost(),
+        OverlapCost(),
+    )
 
 
 def test_a_kind_without_a_price() -> None:
     with pytest.raises(
         AutoparError, match=r"'collective' are priced by no cost model: .*compute, memory"
     ):
-        select_cost_models(["memory", "compute"], MODELS)
+        select_cost_models(["memory", "compute", "overlap"], MODELS)
 
 
 def test_a_kind_with_two_prices() -> None:
     with pytest.raises(AutoparError, match="'compute' are priced by 'compute' and 'greedy'"):
-        select_cost_models(["compute", "collectives", Greedy()], MODELS)
+        select_cost_models(["compute", "collectives", "overlap", Greedy()], MODELS)
 
 
 def test_the_environment_has_the_built_in_plugins() -> None:
     names = {strategy.name for strategy in select_strategies()}
     assert {"data", "zero", "tensor", "sequence"} <= names
-    assert {"collectives", "compute", "memory"} <= {m.name for m in select_cost_models()}
+    assert {"collectives", "compute", "memory", "overlap"} <= {m.name for m in select_cost_models()}

@@ -1,7 +1,7 @@
 """What each region of a finished program takes of a step, counted as `account` counts."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.again import steps_again
@@ -13,7 +13,7 @@ from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping
 from autopar.plan import Plan, RegionCost
 from autopar.planning.account import runs_again, stage_effects, stage_of
-from autopar.planning.books import books_of, one_call
+from autopar.planning.books import books_of, one_call, tally
 from autopar.planning.joined import empty_call, whole_calls
 from autopar.planning.prices import Prices
 from autopar.planning.region_effects import one_param, op_effects
@@ -33,11 +33,16 @@ def region_costs(
     microbatches = program.setting.microbatches
     spent: Spent = defaultdict(float)
     whole: dict[str, float] = defaultdict(float)
-    for stage, effects in enumerate(stage_effects(program, state_ratio)):
+    for stage, found_effects in enumerate(stage_effects(program, state_ratio)):
+        effects = list(found_effects)
         books = books_of(effects, stage_of(program, stage), prices, microbatches)
         for kind, seconds in books.seconds.items():
             whole[kind] += seconds
-        _add(spent, list(_owned(program, state_ratio, stage)), prices, microbatches)
+        # What runs beside something else takes less: each bears its share of what is left.
+        alone = _alone(effects, prices, microbatches)
+        shares = {kind: books.seconds.get(kind, 0.0) / s if s else 0.0 for kind, s in alone.items()}
+        owned = list(_owned(program, state_ratio, stage))
+        _add(spent, owned, prices, microbatches, shares)
     rows = []
     for choice in plan.regions:
         places = [(layer, choice.region) for layer in choice.layers]
@@ -56,8 +61,10 @@ def _add(
     owned: list[tuple[Where, Effect]],
     prices: Prices,
     microbatches: int,
+    shares: Mapping[str, float],
 ) -> None:
-    """Price the effects; of a joined call each pays by its bytes."""
+    """Price the effects; of a joined call each pays by its bytes. `shares`: by kind, of what they
+    take by themselves."""
     layers = ((where[0], effect) for where, effect in owned)
     calls: dict[tuple[str, Collective], tuple[int, float]] = {}
     for path, effect, times in whole_calls(layers):
@@ -76,10 +83,28 @@ def _add(
             price = known[effect]
         else:
             continue
-        late = isinstance(effect, Compute) and effect.phase == "optimizer"
-        once = effect.per == "step" if isinstance(effect, Collective) else late
-        kind = "communication" if isinstance(effect, Collective) else "compute"
-        spent[where, "optimizer" if late else kind] += price * (1 if once else microbatches)
+        kind, times = _kind(effect, microbatches)
+        spent[where, kind] += price * times * shares[kind]
+
+
+def _kind(effect: Collective | Compute, microbatches: int) -> tuple[str, int]:
+    """Of its seconds, and how often a step has it."""
+    if isinstance(effect, Collective):
+        return "communication", 1 if effect.per == "step" else microbatches
+    return ("optimizer", 1) if effect.phase == "optimizer" else ("compute", microbatches)
+
+
+def _alone(
+    effects: Iterable[tuple[str, Effect]], prices: Prices, microbatches: int
+) -> Mapping[str, float]:
+    """Seconds by kind, one after the other."""
+    found = dict.fromkeys(KINDS, 0.0)
+    for (effect, calls), count in tally(whole_calls(effects)).items():
+        assert isinstance(effect, Collective | Compute)
+        one = one_call(effect, calls) if isinstance(effect, Collective) else effect
+        kind, times = _kind(effect, microbatches)
+        found[kind] += prices.cost(one) * calls * count * times
+    return found
 
 
 # ---------------------------------------------------------------- whose effects are whose
