@@ -63,16 +63,16 @@ class CollectiveCost(CostModel):
                 f"no algorithm for {effect.op} of {effect.what} over {ranks(levels)} ranks: "
                 f"the topology offers none of {', '.join(self.algorithms or ())}"
             )
-        kernels = cluster.device.kernels
-        return seconds + (kernels.collective_s if kernels else 0.0), name
+        return seconds, name
 
     def apart(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> tuple[float, float]:
-        """Its seconds; where the host is what a rank waits for, ranks come at different times, the
-        later the more they are."""
+        """Its seconds, with `collective_s`: beside other work it starts later than by itself. Where
+        ranks wait for their hosts, these come at different times, the later the more they are."""
         assert isinstance(effect, Collective)
         kernels = cluster.device.kernels
-        late_s = kernels.collective_s * split_size(effect.axes) if kernels else 0.0
-        return self.cost(effect, mesh, cluster), late_s
+        start_s = kernels.collective_s if kernels is not None else 0.0
+        late_s = start_s * split_size(effect.axes)
+        return self.cost(effect, mesh, cluster) + start_s, late_s
 
 
 @functools.lru_cache(maxsize=65536)

@@ -95,5 +95,5 @@ def test_others_hide_their_sums() -> None:
 
 def test_every_collective_waits() -> None:
     own, late = prices(gpu()), prices(gpu(collective_s=1e-3))
-    assert late.cost(SUM) == pytest.approx(own.cost(SUM) + 1e-3)
-    assert late.apart(SUM)[1] == pytest.approx(4e-3)
+    assert late.cost(SUM) == own.cost(SUM)  # by itself
+    assert late.apart(SUM) == pytest.approx((own.cost(SUM) + 1e-3, 4e-3))
