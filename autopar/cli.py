@@ -98,6 +98,9 @@ def _add_planning(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         action="store_true",
         help="compare it with the practitioner's recipe and the best on other meshes",
     )
+    plan.add_argument(
+        "--sensitivity", action="store_true", help="what 10 %% of memory or bandwidth would change"
+    )
     plan.set_defaults(run=_plan)
 
     rule = commands.add_parser("recipe", help="plan by a practitioner's rule of thumb")
@@ -137,6 +140,8 @@ def _plan(options: argparse.Namespace) -> None:
     if options.explain:
         compiled = replace(compiled, plan=compiled.explained())
     _finish(compiled, options.out)
+    if options.sensitivity:
+        print(compiled.sensitivity(), end="")
 
 
 def _recipe(options: argparse.Namespace) -> None:

@@ -14,6 +14,8 @@ from autopar.errors import AutoparError, OpaqueWarning
 from autopar.plan import Plan, ScheduleChoice
 from autopar.planning.explain import explained
 from autopar.planning.request import Request
+from autopar.planning.sensitivity import Sensitivity, sensitivity
+from autopar.progress import shown
 from autopar.runtime import TrainingModule, run_program
 from autopar.runtime.training import OptimizerFactory
 
@@ -42,15 +44,28 @@ class Compiled:
         self.plan.save(folder / "plan.json")
         (folder / "module.py").write_text(self.source, encoding="utf-8")
 
-    def explained(self, meshes: int = 3) -> Plan:
-        """The plan with what it is compared with: the practitioner's recipe (`autopar.recipe`), and
-        the best on each of the next best meshes, so many of them. Its summary shows what each takes
-        and what it loses on. Each is planned for this, under the same pins (the recipe: without).
+    def explained(self, meshes: int = 3, progress: bool = True) -> Plan:
+        """The plan with where its seconds go by region, and with what it is compared with: the
+        practitioner's recipe (`autopar.recipe`), and the best on each of the next best meshes, so
+        many of them. Its summary shows what each takes and what it loses on. Each is planned for
+        this, under the same pins (the recipe: without). `progress` as in `compile`.
 
         Errors: AutoparError where nothing was planned here: on a rank other than 0 under torchrun,
         and for what `emit` and `load` return.
         """
-        return explained(self._request(), self.plan, meshes)
+        with shown(progress) as watch:
+            return explained(self._request(), self.plan, meshes, watch)
+
+    def sensitivity(self, share: float = 0.1, progress: bool = True) -> Sensitivity:
+        """What `share` more and less of the devices' memory and of the links' bandwidth would
+        change: this plan's step, and the plan that would be chosen, by planning again four times.
+
+        Errors: AutoparError for a share outside (0, 1), and as of `explained`.
+        """
+        if not 0 < share < 1:
+            raise AutoparError(f"share must lie in (0, 1), 0.1 for ten percent, not {share}")
+        with shown(progress) as watch:
+            return sensitivity(self._request(), self.plan, share, watch)
 
     def _request(self) -> Request:
         if self.request is None:

@@ -27,7 +27,7 @@ class InfeasibleError(AutoparError):
         short_bytes: int,
         setting: "Setting | None" = None,
         smallest: "Plan | None" = None,
-        advise: "Callable[[], Advice] | None" = None,
+        advise: "Callable[[bool], Advice] | None" = None,
     ) -> None:
         super().__init__(message)
         self.short_bytes = short_bytes
@@ -35,9 +35,10 @@ class InfeasibleError(AutoparError):
         self.smallest = smallest
         self._advise = advise
 
-    def advice(self) -> "Advice":
+    def advice(self, progress: bool = True) -> "Advice":
         """The smallest changes (memory, devices, a pin lifted, a strategy allowed) that would fit,
-        each checked by planning with it, which takes about as long as `compile` did.
+        each checked by planning with it, which takes as long as a few calls of `compile`.
+        `progress` as there.
 
         Errors: AutoparError where nothing was planned here (a plan from outside; under torchrun, a
         rank other than 0).
@@ -47,7 +48,7 @@ class InfeasibleError(AutoparError):
                 "there is advice only where the planner itself found that nothing fits: on rank 0, "
                 "of compile. For a plan that was edited, compile anew with its axes in `pin`"
             )
-        return self._advise()
+        return self._advise(progress)
 
     def __reduce__(self) -> tuple[type["InfeasibleError"], tuple[object, ...]]:
         return type(self), (str(self), self.short_bytes, None, self.smallest)

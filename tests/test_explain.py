@@ -6,20 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 from clusters import cluster
-from models import gpt2
+from models import classifier
 
 import autopar
 from autopar import AutoparError, Plan
 from autopar.planning.explain import explained
 from autopar.why import PARTS
 
-LIMIT = 1_300_000
+LIMIT = 34_000
 
 
 @pytest.fixture(scope="module")
 def compiled() -> autopar.Compiled:
-    job = gpt2()
-    return autopar.compile(job.model, cluster(memory_bytes=LIMIT), job.batch)
+    job = classifier()
+    return autopar.compile(job.model, cluster(memory_bytes=LIMIT), job.batch, loss=job.loss)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def test_only_the_comparison_is_new(compiled: autopar.Compiled, plan: Plan) -> N
 
 
 def test_the_recipe_is_that_of_recipe(plan: Plan) -> None:
-    job = gpt2()
-    made = autopar.recipe(job.model, cluster(memory_bytes=LIMIT), job.batch).plan
+    job = classifier()
+    made = autopar.recipe(job.model, cluster(memory_bytes=LIMIT), job.batch, loss=job.loss).plan
     assert plan.recipe is not None
     assert plan.recipe.predicted == made.predicted
     assert (dict(plan.recipe.mesh), plan.recipe.microbatches) == (
@@ -52,13 +52,13 @@ def test_the_recipe_is_that_of_recipe(plan: Plan) -> None:
 
 
 def test_each_runner_up_is_the_best_on_its_mesh(plan: Plan) -> None:
-    job = gpt2()
+    job = classifier()
     assert len(plan.runners_up) == 2
     meshes = [dict(rival.mesh) for rival in plan.runners_up]
     assert dict(plan.axes) not in meshes and meshes[0] != meshes[1]
     for rival in plan.runners_up:
         pinned = autopar.compile(
-            job.model, cluster(memory_bytes=LIMIT), job.batch, pin=dict(rival.mesh)
+            job.model, cluster(memory_bytes=LIMIT), job.batch, loss=job.loss, pin=dict(rival.mesh)
         ).plan
         assert rival.predicted is not None
         assert rival.predicted.memory_bytes <= LIMIT
@@ -89,9 +89,9 @@ def test_the_summary_says_what_each_loses_on(plan: Plan) -> None:
 
 
 def test_a_plan_that_is_edited_is_compared_with_nothing(plan: Plan) -> None:
-    job = gpt2()
-    assert autopar.emit(job.model, plan).plan == plan
-    again = autopar.emit(job.model, plan, optimizer=torch.optim.SGD).plan
+    job = classifier()
+    assert autopar.emit(job.model, plan, loss=job.loss).plan == plan
+    again = autopar.emit(job.model, plan, loss=job.loss, optimizer=torch.optim.SGD).plan
     assert (again.recipe, again.runners_up, again.region_costs) == (None, (), ())
 
 
@@ -107,6 +107,6 @@ def test_where_the_recipe_fits_nowhere(compiled: autopar.Compiled) -> None:
 
 
 def test_what_came_from_outside_was_not_searched(plan: Plan) -> None:
-    emitted = autopar.emit(gpt2().model, plan)
+    emitted = autopar.emit(classifier().model, plan, loss=classifier().loss)
     with pytest.raises(AutoparError, match="only what compile and recipe return can be explained"):
         emitted.explained()

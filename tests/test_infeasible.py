@@ -142,14 +142,14 @@ def test_an_error_that_travelled_has_its_plan_but_no_advice() -> None:
 def test_advice_on_the_command_line(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "small.py").write_text(
+    (tmp_path / "large_model.py").write_text(
         "import torch\n\ndef job():\n"
         "    batch = (torch.zeros(8, 12), torch.zeros(8, dtype=torch.int64))\n"
         "    loss = lambda out, b: torch.nn.functional.cross_entropy(out, b[1])\n"
         "    return torch.nn.Sequential(torch.nn.Linear(12, 64)), batch, loss\n"
     )
     monkeypatch.chdir(tmp_path)
-    command = ["plan", "small:job", "cpu:4", "--memory-fraction", "1e-7"]  # 631 bytes
+    command = ["plan", "large_model:job", "cpu:4", "--memory-fraction", "1e-7"]  # 631 bytes
     assert main(command) == 2
     assert capsys.readouterr().out == ""
     assert main([*command, "--advice"]) == 2

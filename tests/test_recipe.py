@@ -53,15 +53,15 @@ def test_steps_on_two_nodes_of_eight(compiled: autopar.Compiled) -> None:
     tensor, deep, *again = texts(request)
     assert tensor == [
         [
-            "pp 1 · dp 16 · ep 1 · tp 1",
-            "pp 1 · dp 8 · ep 1 · tp 2",
-            "pp 1 · dp 4 · ep 1 · tp 4",
-            "pp 1 · dp 2 · ep 1 · tp 8",
+            "dp 16",
+            "dp 8 · tp 2",
+            "dp 4 · tp 4",
+            "dp 2 · tp 8",
         ]
     ]
     assert deep == [
-        ["pp 2 · dp 1 · ep 1 · tp 8 by 1f1b"],
-        ["pp 1 · dp 2 · ep 1 · tp 8, zero 3"],
+        ["pp 2 · tp 8 by 1f1b"],
+        ["dp 2 · tp 8, zero 3"],
     ]
     assert again == [
         [[f"{step}, recompute full" for step in lane] for lane in level] for level in (tensor, deep)
@@ -72,8 +72,8 @@ def test_stages_go_up_to_the_layers_and_share_optimizer_state(compiled: autopar.
     request = request_of(compiled, cluster=resolve_cluster("h100:64"))
     staged = texts(request)[1][0]
     assert staged == [
-        "pp 2 · dp 4 · ep 1 · tp 8 by 1f1b, zero 1",
-        "pp 4 · dp 2 · ep 1 · tp 8 by 1f1b, zero 1",
+        "pp 2 · dp 4 · tp 8 by 1f1b, zero 1",
+        "pp 4 · dp 2 · tp 8 by 1f1b, zero 1",
     ], "four layers are at most four stages"
 
 
@@ -82,7 +82,7 @@ def test_experts_go_inside_the_node_instead_of_tensor() -> None:
     compiled = autopar.compile(job.model, cluster(), job.batch, pin={"dp": 4, "zero": False})
     request = request_of(compiled, cluster=resolve_cluster("h100:16"))
     lane = texts(request)[0][0]
-    assert lane[0] == "pp 1 · dp 16 · ep 1 · tp 1" and lane[-1] == "pp 1 · dp 2 · ep 8 · tp 1"
+    assert lane[0] == "dp 16" and lane[-1] == "dp 2 · ep 8"
 
 
 def test_only_strategies_at_hand_are_named() -> None:
@@ -129,10 +129,10 @@ def test_of_stages_and_zero_the_faster_is_taken() -> None:
     compiled = autopar.compile(job.model, spec, job.batch, loss=job.loss, pin={"dp": 4})
     (plain,), (staged, (spread,)) = list(levels(request_of(compiled)))[:2]
     assert [step_text(step) for step in (*plain, *staged, spread)] == [
-        "pp 1 · dp 4 · ep 1 · tp 1",
-        "pp 2 · dp 2 · ep 1 · tp 1 by 1f1b, zero 1",
-        "pp 4 · dp 1 · ep 1 · tp 1 by 1f1b",
-        "pp 1 · dp 4 · ep 1 · tp 1, zero 3",
+        "dp 4",
+        "pp 2 · dp 2 by 1f1b, zero 1",
+        "pp 4 by 1f1b",
+        "dp 4, zero 3",
     ]
     limit = max(need(compiled, step) for step in (*staged, spread))
     assert limit < need(compiled, plain[0])

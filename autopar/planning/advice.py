@@ -12,6 +12,7 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.plan import Plan
 from autopar.planning.pins import Pins
 from autopar.planning.request import Request, make_plan
+from autopar.planning.watch import Watch, unwatched
 from autopar.plugin import Strategy
 from autopar.registry import select_strategies
 from autopar.text import mesh_text, seconds, size
@@ -63,26 +64,26 @@ class Advice:
         return self.summary()
 
 
-def advice(request: Request, smallest: Plan) -> Advice:
+def advice(request: Request, smallest: Plan, watch: Watch = unwatched) -> Advice:
     """Which changes make a request fit of which nothing does. `smallest`: its plan that needs
     least, which says how much memory would do."""
     changes, refused = [], []
     for what, changed in _lifted(request):
-        outcome = _tried(changed)
+        outcome = _tried(changed, watch)
         if isinstance(outcome, Plan):
             changes.append(Change(what, outcome))
         else:
             refused.append((what, outcome))
     every = Pins({}, None, {}, ())
     if not changes and len(refused) > 1 and request.pins != every:
-        outcome = _tried(replace(request, pins=every))
+        outcome = _tried(replace(request, pins=every), watch)
         if isinstance(outcome, Plan):
             changes.append(Change("lift every pin", outcome))
     changes.append(Change(_memory(request, smallest), smallest))
     for factor in FACTORS:
         devices = request.cluster.devices * factor
         what = f"{devices} devices instead of {request.cluster.devices}"
-        outcome = _grown(request, devices)
+        outcome = _grown(request, devices, watch)
         if isinstance(outcome, Plan):
             changes.append(Change(what, outcome))
             break
@@ -90,22 +91,22 @@ def advice(request: Request, smallest: Plan) -> Advice:
     return Advice(tuple(changes), tuple(refused))
 
 
-def _tried(request: Request) -> Plan | str:
+def _tried(request: Request, watch: Watch) -> Plan | str:
     """The plan with a change, or why there is none."""
     try:
-        return make_plan(request)
+        return make_plan(request, watch)
     except InfeasibleError as error:
         return f"still short by {size(error.short_bytes)}"
     except AutoparError as error:
         return str(error).partition(". ")[0].partition("\n")[0]
 
 
-def _grown(request: Request, devices: int) -> Plan | str:
+def _grown(request: Request, devices: int, watch: Watch) -> Plan | str:
     try:
         cluster = with_devices(request.asked, devices)
     except AutoparError as error:
         return str(error)
-    return _tried(replace(request, cluster=cluster))
+    return _tried(replace(request, cluster=cluster), watch)
 
 
 def _memory(request: Request, smallest: Plan) -> str:

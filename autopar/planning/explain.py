@@ -11,18 +11,19 @@ from autopar.planning.prices import Prices
 from autopar.planning.realise import realise
 from autopar.planning.recipe import plan_by_recipe
 from autopar.planning.request import Request, make_plan
+from autopar.planning.watch import Watch, unwatched
 from autopar.text import strategy_text
 
 
-def explained(request: Request, plan: Plan, meshes: int) -> Plan:
+def explained(request: Request, plan: Plan, meshes: int, watch: Watch = unwatched) -> Plan:
     """The plan with the recipe's figures, those of the best on so many other meshes, and what each
     region takes."""
     program = realise(request.model, plan, request.strategies)
     prices = Prices(request.cost_models, program.setting.mesh, request.cluster)
     return replace(
         plan,
-        recipe=_recipe(request),
-        runners_up=tuple(_best_on(request, other) for other in _next_meshes(plan)[:meshes]),
+        recipe=_recipe(request, watch),
+        runners_up=tuple(_best_on(request, other, watch) for other in _next_meshes(plan)[:meshes]),
         region_costs=region_costs(program, plan, prices, request.options.state_ratio),
     )
 
@@ -38,9 +39,9 @@ def rival_of(plan: Plan, why: str) -> Rival:
     return Rival(plan.axes, plan.microbatches, schedule, names, plan.predicted, why)
 
 
-def _recipe(request: Request) -> Rival:
+def _recipe(request: Request, watch: Watch) -> Rival:
     try:
-        plan = plan_by_recipe(request)
+        plan = plan_by_recipe(request, watch=watch)
     except AutoparError as error:
         return Rival({}, 1, "", {}, None, str(error).partition("\n")[0])
     return rival_of(plan, plan.assumptions[-1])
@@ -61,11 +62,11 @@ def _cost(other: Alternative) -> float:
     return seconds if fits and seconds is not None else float("inf")
 
 
-def _best_on(request: Request, other: Alternative) -> Rival:
+def _best_on(request: Request, other: Alternative, watch: Watch) -> Rival:
     mesh: Mapping[str, int] = dict(other.mesh)
     pins = replace(request.pins, axes=mesh)
     try:
-        return rival_of(make_plan(replace(request, pins=pins)), "the best on its mesh")
+        return rival_of(make_plan(replace(request, pins=pins), watch), "the best on its mesh")
     except AutoparError as error:
         why = str(error).partition("\n")[0]
         return Rival(mesh, other.microbatches, other.schedule, {}, None, why)

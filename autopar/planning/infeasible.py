@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from autopar.errors import InfeasibleError
 from autopar.plan import Plan, Predicted, ScheduleChoice
-from autopar.planning.advice import advice
+from autopar.planning.advice import Advice, advice
 from autopar.planning.request import Request, make_plan
 from autopar.planning.watch import Watch, unwatched
+from autopar.progress import shown
 from autopar.text import layer_span, size
 
 
@@ -33,6 +34,11 @@ def explained(request: Request, error: InfeasibleError) -> InfeasibleError:
     )
     options = replace(request.options, limit_bytes=need_bytes)
     smallest = make_plan(replace(request, pins=pins, options=options))
+
+    def advise(progress: bool) -> Advice:
+        with shown(progress) as watch:
+            return advice(request, smallest, watch)
+
     limit_bytes = request.options.limit_bytes
     where = fullest(smallest.predicted, smallest.schedule, limit_bytes)
     return InfeasibleError(
@@ -40,7 +46,7 @@ def explained(request: Request, error: InfeasibleError) -> InfeasibleError:
         error.short_bytes,
         setting,
         smallest,
-        lambda: advice(request, smallest),
+        advise,
     )
 
 

@@ -94,11 +94,12 @@ def levels(request: Request) -> Iterator[tuple[Lane, ...]]:
 
 
 def step_text(step: Step) -> str:
-    """A step for reading: "pp 4 · dp 2 · tp 8 by 1f1b, zero 1"."""
-    mesh = {name: value for name, value in step.items() if type(value) is int and name != ZERO}
+    """A step for reading: "pp 4 · dp 2 · tp 8 by 1f1b, zero 1"; axes of size 1 are left out."""
+    sizes = {name: value for name, value in step.items() if type(value) is int and name != ZERO}
+    mesh = {axis: length for axis, length in sizes.items() if length > 1}
     words = [f"{name} {step[name]}" for name in (ZERO, RECOMPUTE) if step.get(name)]
     by = f" by {step['schedule']}" if "schedule" in step else ""
-    return ", ".join([mesh_text(mesh) + by, *words])
+    return ", ".join([(mesh_text(mesh) or "one device") + by, *words])
 
 
 def _tried(
