@@ -90,6 +90,7 @@ STAGED: dict[str, dict[str, Any]] = {
         "schedule": "interleaved",
         "pipeline": {"chunks": 2},
     },
+    "pp2": {"pp": 2, "microbatches": 4, "schedule": "1f1b"},
     "pp2_tp2": {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "1f1b"},
     "pp2_tp2_sequence": {
         "pp": 2,

@@ -80,7 +80,7 @@ def lopsided(job: Job) -> Job:
     return job
 
 
-def compiled(job: Job, case: str, cluster: str) -> autopar.Compiled:
+def compiled(job: Job, case: str, cluster: str | dict[str, Any]) -> autopar.Compiled:
     """A job planned for CPU processes under one of CASES."""
     off = {name: on for name, on in OFF.items() if not name.startswith("wide")}
     return autopar.compile(

@@ -66,3 +66,47 @@ def test_a_rewritten_graph_computes_the_same(form: str) -> None:
     torch.testing.assert_close(gradient, expected)
     if form.endswith("index"):
         assert "index" not in {op_name(n) for n in graph.nodes if n.op == "call_function"}
+
+
+class Shared(nn.Module):
+    """Attention in which two queries share a head of keys, as Hugging Face repeats them."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.weight = nn.Parameter(torch.rand(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor, hide: Tensor) -> Tensor:
+        """[2, 3, 4, 8], [2, 1, 1, 3] → 0-d."""
+        q = (x * self.weight).transpose(1, 2)
+        keys, values = q[:, :2], q[:, 2:]
+        k, v = (y.unsqueeze(2).expand(2, 2, 2, 3, 8).reshape(2, 4, 3, 8) for y in (keys, values))
+        mask = None if self.causal else hide > 0
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.causal)
+        return (out**2).sum()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_that_queries_share_are_taken_once(causal: bool) -> None:
+    """But where a mask hides some: fused kernels that take masks share none."""
+    torch.manual_seed(0)
+    model = Shared(causal)
+    batch = {
+        "x": torch.rand(2, 3, 4, 8, dtype=torch.float64),
+        "hide": torch.ones(2, 1, 1, 3, dtype=torch.float64),
+    }
+    captured = capture(model, batch).skeleton
+    graph, _ = normalise(captured.graph)
+    values = dict(captured.constants)
+    values |= {i.node: batch["hide" if "hide" in i.node else "x"] for i in captured.inputs}
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    args = [values.get(n.name, model.weight) for n in placeholders]
+    (ours,) = torch.fx.Interpreter(nn.Module(), graph=graph).run(*args)
+    torch.testing.assert_close(ours, model(**batch))
+    (attention,) = [n for n in graph.nodes if op_name_of(n) == "scaled_dot_product_attention"]
+    heads = attention.args[1].meta["val"].shape[1]
+    assert heads == (2 if causal else 4)
+
+
+def op_name_of(node: torch.fx.Node) -> str:
+    return op_name(node) if node.op == "call_function" else ""

@@ -6,7 +6,8 @@
    (The emitter prints the two as one call again where nothing came between.)
 3. A mean of everything becomes a sum over the number of elements; operands that a loss broadcasts
    are expanded where they need it.
-4. A mean loss becomes its sum over a count. Counts depend on inputs alone; `forward` gets them from
+4. Keys and values that are repeated for the queries that share them are so no more.
+5. A mean loss becomes its sum over a count. Counts depend on inputs alone; `forward` gets them from
    outside, computed over the global batch and all microbatches.
 """
 

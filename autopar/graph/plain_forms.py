@@ -11,6 +11,7 @@ from autopar.graph.arange_index import without_arange
 from autopar.graph.ops import arguments, is_tensor, op_name, shape_of
 from autopar.graph.positions import is_permutation
 from autopar.graph.rewrite import insert, named
+from autopar.graph.shared_heads import share_heads
 
 aten = torch.ops.aten
 
@@ -178,6 +179,7 @@ def _type_as(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 
 _FORMS: Mapping[str, Callable[[torch.fx.Graph, torch.fx.Node], None]] = {
+    "scaled_dot_product_attention": share_heads,
     "broadcast_tensors": _without_broadcast,
     "mean": _mean_by_sum,
     "min": _of_two,
