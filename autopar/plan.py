@@ -232,8 +232,8 @@ class Alternative:
 @dataclass(frozen=True, config=_STRICT)
 class RegionCost:
     """Seconds of a step that a region takes in its layers together, on the ranks that hold them.
-    `exposed_s`: communication that nothing hides, which is all of it as long as no overlap is
-    priced. Region "", in no layer: what belongs to none."""
+    `exposed_s`: communication that shows, beyond what hides behind compute. Region "", in no layer:
+    what belongs to none."""
 
     layers: tuple[str, ...]
     region: str

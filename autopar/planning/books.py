@@ -116,7 +116,7 @@ def timed(effects: Tally, prices: Prices, microbatches: int) -> Books:
         price, host_s = (calls * count * seconds for seconds in prices.apart(one))
         if isinstance(effect, Collective):
             times = 1 if effect.per == "step" else microbatches
-            waited_once_s += _enter(windows, effect, price, host_s, prices)
+            waited_once_s += enter(windows, effect, price, host_s, prices)
             sent = replace(effect, bytes=effect.bytes * count)
             _list(books, sent, calls * count, price, times, prices.explain(one))
         elif isinstance(effect, Compute):
@@ -126,7 +126,7 @@ def timed(effects: Tally, prices: Prices, microbatches: int) -> Books:
     return books
 
 
-def _enter(
+def enter(
     windows: dict[str, Window], effect: Collective, price: float, host_s: float, prices: Prices
 ) -> float:
     """A collective into the window that it belongs to; seconds of one that belongs to none, being

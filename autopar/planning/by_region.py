@@ -1,7 +1,14 @@
-"""What each region of a finished program takes of a step, counted as `account` counts."""
+"""What each region of a finished program takes of a step: the account's seconds, shared out.
+
+Compute is shared out as it is priced: the price of what runs at the same time (`Alongside`) is a
+weighted sum of the device's and the host's seconds, and a region's part is that sum of its own. The
+communication that shows is shared out in proportion to what each region's adds by the same weights,
+so that what hides behind compute counts little, and what is waited for in full.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.again import steps_again
@@ -12,17 +19,33 @@ from autopar.layouts.program import Program
 from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping
 from autopar.plan import Plan, RegionCost
-from autopar.planning.account import runs_again, stage_effects, stage_of
-from autopar.planning.books import books_of, one_call, tally
+from autopar.planning.account import runs_again, stage_effects
+from autopar.planning.books import Window, enter, one_call
 from autopar.planning.joined import empty_call, whole_calls
 from autopar.planning.prices import Prices
 from autopar.planning.region_effects import one_param, op_effects
-from autopar.plugin import BUCKET, Collective, Compute, Effect
+from autopar.plugin import BUCKET, Alongside, Collective, Compute, Effect
 
 Where = tuple[str, str]
 """(layer path, region)."""
-Spent = defaultdict[tuple[Where, str], float]
-KINDS = ("compute", "communication", "optimizer")
+Seconds = tuple[float, float, float]
+"""Compute, communication that shows, optimizer."""
+
+
+@dataclass
+class _Share:
+    """What one place does in each window of a stage, and seconds that it waits once a step."""
+
+    windows: dict[str, Window] = field(default_factory=lambda: defaultdict(Window))
+    waited_once_s: float = 0.0
+
+    def add(self, effect: Effect, price: float, host_s: float, prices: Prices) -> None:
+        """One effect of a microbatch, or of a step."""
+        if isinstance(effect, Collective):
+            self.waited_once_s += enter(self.windows, effect, price, host_s, prices)
+        elif isinstance(effect, Compute):
+            self.windows[effect.phase].compute_s += price
+            self.windows[effect.phase].compute_host_s += host_s
 
 
 def region_costs(
@@ -31,80 +54,109 @@ def region_costs(
     """Seconds of a step by region, on the ranks that hold it, in the order of the plan's regions;
     last, what belongs to no region: ops on inputs, scalars, what stages send each other."""
     microbatches = program.setting.microbatches
-    spent: Spent = defaultdict(float)
-    whole: dict[str, float] = defaultdict(float)
-    for stage, found_effects in enumerate(stage_effects(program, state_ratio)):
-        effects = list(found_effects)
-        books = books_of(effects, stage_of(program, stage), prices, microbatches)
-        for kind, seconds in books.seconds.items():
-            whole[kind] += seconds
-        # What runs beside something else takes less: each bears its share of what is left.
-        alone = _alone(effects, prices, microbatches)
-        shares = {kind: books.seconds.get(kind, 0.0) / s if s else 0.0 for kind, s in alone.items()}
-        owned = list(_owned(program, state_ratio, stage))
-        _add(spent, owned, prices, microbatches, shares)
+    spent: dict[Where, list[Seconds]] = defaultdict(list)
+    rest: list[Seconds] = []
+    for stage, effects in enumerate(stage_effects(program, state_ratio)):
+        whole = _whole(effects, prices)
+        shares = _shares(list(_owned(program, state_ratio, stage)), prices)
+        by_place, left = _shared_out(whole, shares, prices, microbatches)
+        rest.append(left)
+        for where, seconds in by_place.items():
+            spent[where].append(seconds)
     rows = []
     for choice in plan.regions:
-        places = [(layer, choice.region) for layer in choice.layers]
-        times = [sum(spent[place, kind] for place in places) for kind in KINDS]
-        rows.append(RegionCost(choice.layers, choice.region, *times))
-    found: dict[str, float] = defaultdict(float)
-    for (_, kind), seconds in spent.items():
-        found[kind] += seconds
-    rest = {kind: whole[kind] - found[kind] for kind in KINDS}
-    assert all(left >= -1e-9 * whole[kind] for kind, left in rest.items()), (rest, whole)
-    return (*rows, RegionCost((), "", *(max(0.0, rest[kind]) for kind in KINDS)))
+        found = [one for layer in choice.layers for one in spent[layer, choice.region]]
+        rows.append(RegionCost(choice.layers, choice.region, *_sum(found)))
+    return (*rows, RegionCost((), "", *_sum(rest)))
 
 
-def _add(
-    spent: Spent,
-    owned: list[tuple[Where, Effect]],
-    prices: Prices,
-    microbatches: int,
-    shares: Mapping[str, float],
-) -> None:
-    """Price the effects; of a joined call each pays by its bytes. `shares`: by kind, of what they
-    take by themselves."""
+def _sum(found: Iterable[Seconds]) -> Seconds:
+    compute, communication, optimizer = ([one[i] for one in found] for i in range(3))
+    return sum(compute), sum(communication), sum(optimizer)
+
+
+# ---------------------------------------------------------------- windows, whole and by place
+
+
+def _whole(effects: Iterable[tuple[str, Effect]], prices: Prices) -> _Share:
+    """All that a stage does."""
+    whole = _Share()
+    for _, effect, calls in whole_calls(effects):
+        if isinstance(effect, Collective | Compute):
+            one = one_call(effect, calls) if isinstance(effect, Collective) else effect
+            price, host_s = prices.apart(one)
+            whole.add(effect, calls * price, calls * host_s, prices)
+    return whole
+
+
+def _shares(owned: list[tuple[Where, Effect]], prices: Prices) -> Mapping[Where, _Share]:
+    """What each region does; of a joined call each has its part by bytes."""
     layers = ((where[0], effect) for where, effect in owned)
-    calls: dict[tuple[str, Collective], tuple[int, float]] = {}
+    calls: dict[tuple[str, Collective], tuple[int, float, float]] = {}
     for path, effect, times in whole_calls(layers):
         if isinstance(effect, Collective) and effect.unit:
-            price = times * prices.cost(one_call(effect, times))
-            calls[path, empty_call(effect)] = effect.bytes, price
-    known: dict[Effect, float] = {}
+            price, host_s = prices.apart(one_call(effect, times))
+            calls[path, empty_call(effect)] = effect.bytes, times * price, times * host_s
+    shares: dict[Where, _Share] = defaultdict(_Share)
     for where, effect in owned:
         if isinstance(effect, Collective) and effect.unit:
-            path = "" if effect.unit == BUCKET else where[0]
-            size, price = calls[path, empty_call(effect)]
-            price *= effect.bytes / size if size else 0.0
+            key = ("" if effect.unit == BUCKET else where[0], empty_call(effect))
+            size, price, host_s = calls[key]
+            part = effect.bytes / size if size else 0.0
+            shares[where].add(effect, part * price, part * host_s, prices)
         elif isinstance(effect, Collective | Compute):
-            if effect not in known:
-                known[effect] = prices.cost(effect)
-            price = known[effect]
-        else:
+            shares[where].add(effect, *prices.apart(effect), prices)
+    return shares
+
+
+def _shared_out(
+    whole: _Share, shares: Mapping[Where, _Share], prices: Prices, microbatches: int
+) -> tuple[Mapping[Where, Seconds], Seconds]:
+    """The stage's seconds by region, and what is left for no region."""
+    spent = {where: [0.0, share.waited_once_s, 0.0] for where, share in shares.items()}
+    left = [0.0, whole.waited_once_s - sum(s.waited_once_s for s in shares.values()), 0.0]
+
+    def give(kind: int, total_s: float, part: Callable[[Window], float], window: str) -> None:
+        of_whole = part(whole.windows[window])
+        scale = total_s / of_whole if of_whole else 0.0
+        left[kind] += total_s
+        for where, share in shares.items():
+            own = scale * part(share.windows[window])
+            spent[where][kind] += own
+            left[kind] -= own
+
+    for phase, window in list(whole.windows.items()):
+        times = 1 if phase == "optimizer" else microbatches
+        computing, every, late = window.computing(), window.all(), window.all(once=True)
+        alone, beside = _weights(prices, computing), _weights(prices, every)
+        compute_s, all_s = prices.cost(computing), prices.cost(every)
+
+        def of_compute(one: Window, weights: Seconds = alone) -> float:
+            return weights[0] * one.compute_s + weights[1] * one.compute_host_s
+
+        def of_calls(one: Window, weights: Seconds = beside) -> float:
+            device, host, network = weights
+            calls = device * one.waited_s + host * one.collective_host_s
+            return calls + network * one.hidden_s
+
+        if phase == "optimizer":
+            give(2, compute_s, of_compute, phase)
             continue
-        kind, times = _kind(effect, microbatches)
-        spent[where, kind] += price * times * shares[kind]
+        give(0, compute_s * times, of_compute, phase)
+        give(1, (all_s - compute_s) * times, of_calls, phase)
+        give(1, prices.cost(late) - all_s, lambda one: one.hidden_once_s, phase)
+    rest = tuple(left)
+    assert all(s >= -1e-9 * (1 + sum(rest)) for s in rest), rest
+    named = {where: (times[0], times[1], times[2]) for where, times in spent.items()}
+    return named, (max(0.0, left[0]), max(0.0, left[1]), max(0.0, left[2]))
 
 
-def _kind(effect: Collective | Compute, microbatches: int) -> tuple[str, int]:
-    """Of its seconds, and how often a step has it."""
-    if isinstance(effect, Collective):
-        return "communication", 1 if effect.per == "step" else microbatches
-    return ("optimizer", 1) if effect.phase == "optimizer" else ("compute", microbatches)
-
-
-def _alone(
-    effects: Iterable[tuple[str, Effect]], prices: Prices, microbatches: int
-) -> Mapping[str, float]:
-    """Seconds by kind, one after the other."""
-    found = dict.fromkeys(KINDS, 0.0)
-    for (effect, calls), count in tally(whole_calls(effects)).items():
-        assert isinstance(effect, Collective | Compute)
-        one = one_call(effect, calls) if isinstance(effect, Collective) else effect
-        kind, times = _kind(effect, microbatches)
-        found[kind] += prices.cost(one) * calls * count * times
-    return found
+def _weights(prices: Prices, work: Alongside) -> Seconds:
+    """Of the weighted sums of which the largest is the price, that one's weights."""
+    model = next(model for model in prices.models if Alongside.kind in model.prices)
+    seconds = (work.device_s, work.host_s, work.network_s)
+    rows = model.rows(prices.cluster)
+    return max(rows, key=lambda row: sum(w * s for w, s in zip(row, seconds, strict=True)))
 
 
 # ---------------------------------------------------------------- whose effects are whose
