@@ -1,15 +1,18 @@
 """A plan as a person reads it."""
 
 import io
+import math
 from collections import Counter
 
 from rich.console import Console
 from rich.table import Table
 
-from autopar.plan import Plan, RegionChoice, ScheduleChoice
+from autopar.plan import Alternative, Plan, RegionChoice, ScheduleChoice
 from autopar.text import layer_span, mesh_text, seconds, size, strategy_text
 from autopar.why import regions_table, rivals_table, speed_up
 
+MOST_MESHES = 6
+"""Other meshes that the summary lists."""
 CUTS = (
     "  Where layers lie in stages, that is for one or two cuts of the layers: the best by each "
     "region's fastest choice, and the one with the smallest stages. Other cuts aren't in it."
@@ -135,11 +138,33 @@ def _certificate(plan: Plan) -> list[str]:
     lines = [proven if c.candidates else "Certificate: none, no search made this plan."]
     if plan.schedule is not None or any(other.schedule for other in plan.alternatives):
         lines.append(CUTS)
-    for other in plan.alternatives[:6]:
-        mesh = mesh_text(other.mesh)
-        cost = f"{seconds(other.step_s)}" if other.step_s is not None else other.why
-        by = f" by {other.schedule}" if other.schedule else ""
-        lines.append(f"  instead {mesh}, {other.microbatches} microbatches{by}: {cost}")
+    lines += [_instead(other) for other in other_meshes(plan)[:MOST_MESHES]]
     lines += [f"Assumed: {text}" for text in plan.assumptions]
     lines += [f"Opaque: {text}" for text in plan.opaque]
     return lines
+
+
+def other_meshes(plan: Plan) -> list[Alternative]:
+    """The best alternative on each mesh but the plan's own, by its step or its bound; last, meshes
+    on which nothing fits or runs."""
+    found: dict[tuple[tuple[str, int], ...], Alternative] = {}
+    for other in sorted(plan.alternatives, key=cost_of):
+        if dict(other.mesh) != dict(plan.axes):
+            found.setdefault(tuple(other.mesh.items()), other)
+    return list(found.values())
+
+
+def cost_of(other: Alternative) -> float:
+    """Seconds that an alternative takes, or at least takes; without end where it has no plan."""
+    if other.step_s is not None:
+        return other.step_s
+    fits = other.bound_s is not None and not other.why.startswith("short by")
+    return float(other.bound_s or 0.0) if fits else math.inf
+
+
+def _instead(other: Alternative) -> str:
+    mesh = mesh_text({axis: length for axis, length in other.mesh.items() if length > 1})
+    cost = seconds(other.step_s) if other.step_s is not None else other.why
+    by = f" by {other.schedule}" if other.schedule else ""
+    times = "" if other.microbatches == 1 else f", {other.microbatches} microbatches"
+    return f"  instead {mesh or 'one device'}{by}{times}: {cost}"

@@ -152,6 +152,31 @@ def test_summary(plan: Plan) -> None:
         assert all(strategy in text for strategy in region.strategies)
 
 
+def test_summary_lists_the_best_of_each_other_mesh(mlp_plan: Plan) -> None:
+    """Not several settings of one mesh, nor the plan's own; the fastest first."""
+    data = json.loads(mlp_plan.to_json())
+    others = [
+        ({"dp": 4}, 1, "", 0.5, 0.4, ""),
+        ({"dp": 2, "tp": 2}, 2, "", 0.7, 0.6, ""),
+        ({"dp": 2, "tp": 2}, 1, "", 0.6, 0.6, ""),
+        ({"tp": 4}, 1, "", None, 0.65, "at least 0.65 s a step: not solved"),
+        ({"pp": 4}, 4, "1f1b", None, 0.1, "short by 12 bytes of memory"),
+        ({"pp": 2, "dp": 2}, 4, "gpipe", None, None, "illegal"),
+    ]
+    names = ("mesh", "microbatches", "schedule", "step_s", "bound_s", "why")
+    data["axes"], data["alternatives"] = (
+        {"dp": 4},
+        [dict(zip(names, o, strict=True)) for o in others],
+    )
+    lines = Plan.from_json(json.dumps(data)).summary().splitlines()
+    assert [line for line in lines if line.startswith("  instead ")] == [
+        "  instead dp 2 · tp 2: 600.00 ms",
+        "  instead tp 4: at least 0.65 s a step: not solved",
+        "  instead pp 4 by 1f1b, 4 microbatches: short by 12 bytes of memory",
+        "  instead pp 2 · dp 2 by gpipe, 4 microbatches: illegal",
+    ]
+
+
 def test_summary_of_a_model_without_a_sequence(mlp_plan: Plan) -> None:
     """It has samples, not tokens."""
     text = mlp_plan.summary()

@@ -1,5 +1,6 @@
 """Why a plan and not another: the recipe and the best on other meshes, planned for comparison."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,18 +13,20 @@ from autopar.planning.realise import realise
 from autopar.planning.recipe import plan_by_recipe
 from autopar.planning.request import Request, make_plan
 from autopar.planning.watch import Watch, unwatched
+from autopar.summary import cost_of, other_meshes
 from autopar.text import strategy_text
 
 
 def explained(request: Request, plan: Plan, meshes: int, watch: Watch = unwatched) -> Plan:
     """The plan with the recipe's figures, those of the best on so many other meshes, and what each
     region takes."""
+    able = [other for other in other_meshes(plan) if math.isfinite(cost_of(other))]
     program = realise(request.model, plan, request.strategies)
     prices = Prices(request.cost_models, program.setting.mesh, request.cluster)
     return replace(
         plan,
         recipe=_recipe(request, watch),
-        runners_up=tuple(_best_on(request, other, watch) for other in _next_meshes(plan)[:meshes]),
+        runners_up=tuple(_best_on(request, other, watch) for other in able[:meshes]),
         region_costs=region_costs(program, plan, prices, request.options.state_ratio),
     )
 
@@ -45,21 +48,6 @@ def _recipe(request: Request, watch: Watch) -> Rival:
     except AutoparError as error:
         return Rival({}, 1, "", {}, None, str(error).partition("\n")[0])
     return rival_of(plan, plan.assumptions[-1])
-
-
-def _next_meshes(plan: Plan) -> list[Alternative]:
-    """Of each other mesh the setting that the search found best, or that has the lowest bound."""
-    found: dict[tuple[tuple[str, int], ...], Alternative] = {}
-    for other in sorted(plan.alternatives, key=_cost):
-        if dict(other.mesh) != dict(plan.axes) and _cost(other) < float("inf"):
-            found.setdefault(tuple(other.mesh.items()), other)
-    return list(found.values())
-
-
-def _cost(other: Alternative) -> float:
-    fits = not other.why.startswith("short by")
-    seconds = other.step_s if other.step_s is not None else other.bound_s
-    return seconds if fits and seconds is not None else float("inf")
 
 
 def _best_on(request: Request, other: Alternative, watch: Watch) -> Rival:

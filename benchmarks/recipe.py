@@ -1,0 +1,133 @@
+"""Plans beside the practitioner's recipe, for twelve models and clusters: a table.
+
+python benchmarks/recipe.py [--only-recipe] [--limit-s S] [pair …]
+
+Each pair runs in a process of its own, which ends after S seconds. Both are predictions of the same
+cost models; the time is planning's alone, without imports, building and capturing the model.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent.parent / "tests"
+PAIRS = (
+    ("bert-large", "v100:8", 256),
+    ("resnet-50", "v100:8", 512),
+    ("vit-large", "a100:16", 1024),
+    ("gpt2-xl", "a100:8", 128),
+    ("t5-11B", "a100:64", 512),
+    ("llama3-8B", "h100:8", 64),
+    ("llama3-8B", "h100:64", 256),
+    ("llama3-70B", "h100:128", 512),
+    ("llama3-405B", "h100:1024", 1024),
+    ("mixtral-8x7B", "h100:64", 512),
+    ("qwen3-235B-A22B", "h100:512", 2048),
+    ("deepseek-v3-671B", "h800:2048", 8192),
+)
+"""Model (of tests/families.py), cluster, samples of the global batch."""
+
+
+def measure(name: str, cluster: str, samples: int, only_recipe: bool) -> dict[str, Any]:
+    """One pair, in this process; what goes wrong is said in `recipe` or `plan`."""
+    import warnings
+
+    sys.path.insert(0, str(TESTS))
+    import torch
+    from families import FAMILIES
+
+    import autopar
+
+    warnings.simplefilter("ignore")
+    full = {key: build for family in FAMILIES.values() for key, build in family.full.items()}
+    job = full[name]()
+    batch = {
+        key: torch.empty((samples, *value.shape[1:]), dtype=value.dtype, device="meta")
+        for key, value in job.batch.items()
+    }
+    out: dict[str, Any] = {}
+    for what, make in (("recipe", autopar.recipe), ("plan", autopar.compile)):
+        if what == "plan" and only_recipe:
+            continue
+        start = time.perf_counter()
+        try:
+            found = make(job.model, cluster, batch, loss=job.loss, progress=False)
+        except autopar.AutoparError as error:
+            out[what] = {"fault": str(error)[:200], "took_s": time.perf_counter() - start}
+        else:
+            plan = found.plan
+            mesh = " · ".join(f"{axis} {n}" for axis, n in plan.axes.items() if n > 1)
+            used = sorted({n for choice in plan.regions for n in choice.strategies})
+            by = f" by {plan.schedule.name}" if plan.schedule else ""
+            out[what] = {
+                "step_s": plan.predicted.step_s,
+                "memory": plan.predicted.memory_bytes,
+                "text": f"{mesh}{by}, {plan.microbatches} microbatches; {', '.join(used)}",
+                "took_s": found.report["plan_s"],
+            }
+        print(json.dumps(out), flush=True)  # the last line counts, should the process end here
+    return out
+
+
+def run(pair: tuple[str, str, int], only_recipe: bool, limit_s: float) -> dict[str, Any]:
+    """One pair in a process of its own."""
+    given = [sys.executable, __file__, "--one", *map(str, pair)]
+    given += ["--only-recipe"] if only_recipe else []
+    process = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        stdout, stderr = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        stdout, stderr = process.communicate()
+        stderr = f"ended after {limit_s:.0f} s"
+    lines = [line for line in stdout.splitlines() if line.startswith("{")]
+    found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if process.returncode:
+        found["ended"] = stderr.strip().splitlines()[-1] if stderr.strip() else "no reason given"
+    return found
+
+
+def line(pair: tuple[str, str, int], found: dict[str, Any]) -> str:
+    """A pair as text."""
+    name, cluster, samples = pair
+    rows = [f"{name} on {cluster}, batch {samples}"]
+    for what in ("recipe", "plan"):
+        one = found.get(what)
+        if one is None:
+            rows.append(f"  {what:<7} {found.get('ended', 'not asked')}")
+        elif "fault" in one:
+            rows.append(f"  {what:<7} none in {one['took_s']:.1f} s: {one['fault']}")
+        else:
+            rows.append(
+                f"  {what:<7} {one['step_s']:.4f} s a step, {one['memory'] / 1e9:.1f} GB, planned "
+                f"in {one['took_s']:.1f} s: {one['text']}"
+            )
+    steps = [found.get(what, {}).get("step_s") for what in ("recipe", "plan")]
+    if all(steps):
+        rows.append(f"  speed-up {steps[0] / steps[1]:.3f}")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="models; all where left out")
+    parser.add_argument("--only-recipe", action="store_true")
+    parser.add_argument("--limit-s", type=float, default=600.0)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        name, cluster, samples = options.one
+        measure(name, cluster, int(samples), options.only_recipe)
+        return
+    for pair in PAIRS:
+        if not options.names or pair[0] in options.names:
+            print(line(pair, run(pair, options.only_recipe, options.limit_s)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
