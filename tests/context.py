@@ -16,8 +16,9 @@ from moe import MOE, grouped
 from torch import Tensor
 
 import autopar
-from autopar.runtime import ProcessMesh, collectives
+from autopar.runtime import ProcessMesh, attention_blocks, collectives
 from autopar.runtime import context as runtime
+from autopar.runtime.attention_blocks import Sums
 from autopar.runtime.process_mesh import Group
 
 MESHES: dict[str, dict[str, Any]] = {
@@ -125,13 +126,11 @@ class _Kept(runtime._Moving):
             super().start(last)
 
 
-def _average(
-    out: Tensor, sums: Tensor, step: runtime._Step, block: Tensor, block_sums: Tensor
-) -> None:
+def _average(out: Tensor, logs: Tensor, step: runtime._Step, block: Sums) -> None:
     """Blocks merged as if each had seen as many keys."""
-    rows, so_far = out[..., step.queries, :], sums[..., step.queries]
-    rows += (block - rows) / 2 if step.source else block - rows
-    so_far.copy_(torch.logaddexp(so_far, block_sums))
+    rows, so_far = out[..., step.queries, :], logs[..., step.queries]
+    rows += (block.out - rows) / 2 if step.source else block.out - rows
+    so_far.copy_(torch.logaddexp(so_far, block.logs))
 
 
 def _swapped_halves(positions: int, masks: Any, axis: Group) -> list[runtime._Step]:
@@ -186,6 +185,8 @@ class Shape:
     key_heads: int
     causal: bool = False
     mask: str = ""
+    width: int = 8
+    """Channels of a value; torch's fused kernels want as many as of a query, which has 8."""
 
 
 SHAPES: dict[str, Shape] = {
@@ -193,6 +194,7 @@ SHAPES: dict[str, Shape] = {
     "causal": Shape(2, 2, causal=True),
     "grouped": Shape(4, 2, causal=True),
     "one_key_head": Shape(4, 1),
+    "narrow_values": Shape(4, 2, causal=True, width=4),
     "padding": Shape(2, 2, mask="padding"),
     "causal_padding": Shape(4, 2, mask="causal_padding"),
     "nothing_seen": Shape(2, 2, mask="nothing_seen"),
@@ -220,7 +222,9 @@ def attention_errors(name: str, dtype: torch.dtype) -> list[float]:
     """Errors of ring attention's output and gradients on this rank of four."""
     mesh, shape = ProcessMesh((("cp", 4),)), SHAPES[name]
     axis, generator = mesh["cp"], torch.Generator().manual_seed(5)
-    sizes = [(BATCH, h, LENGTH, WIDTH) for h in (shape.heads, *[shape.key_heads] * 2, shape.heads)]
+    heads, keys = shape.heads, shape.key_heads
+    ends = ((heads, WIDTH), (keys, WIDTH), (keys, shape.width), (heads, shape.width))
+    sizes = [(BATCH, h, LENGTH, width) for h, width in ends]
     every = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     mask = mask_of(shape, generator)
     grouped = shape.heads != shape.key_heads
@@ -237,10 +241,11 @@ def attention_errors(name: str, dtype: torch.dtype) -> list[float]:
     out.backward(toward)
     a, b, c = (mine(x).to(dtype).requires_grad_() for x in (q, k, v))
     local_mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
-    found = runtime.ring_attention(
-        a, b, c, attn_mask=local_mask, is_causal=shape.causal, enable_gqa=grouped, axis=axis
-    )
-    found.backward(mine(toward).to(dtype))
+    with mock.patch.object(attention_blocks, "QUERIES", 3):
+        found = runtime.ring_attention(
+            a, b, c, attn_mask=local_mask, is_causal=shape.causal, enable_gqa=grouped, axis=axis
+        )
+        found.backward(mine(toward).to(dtype))
     pairs = [(found, out), *((x.grad, y.grad) for x, y in ((a, q), (b, k), (c, v)))]
     errors = []
     for ours, theirs in pairs:

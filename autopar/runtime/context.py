@@ -17,15 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autopar.runtime.attention_blocks import Hidden, Sums, attend, attend_backward, weights
 from autopar.runtime.process_mesh import Group
 
 
 @dataclass(frozen=True)
-class _Masks:
-    """What hides keys from queries. `mask` [..., queries or 1, keys or 1]: the whole sequence's."""
+class _Whole:
+    """What hides keys of the whole sequence: later ones where `causal`; `mask` [..., queries or 1,
+    keys or 1]."""
 
-    mask: Tensor | None
     causal: bool
+    mask: Tensor | None
     scale: float
 
 
@@ -57,61 +59,64 @@ def ring_attention(
     a multiple of the keys' with `enable_gqa`. Returns this rank's rows; backward: gradients of keys
     and values travel on to where they belong.
     """
-    masks = _Masks(attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
-    if key.shape[-3] != query.shape[-3]:
-        assert enable_gqa, (query.shape, key.shape)
-    result: Tensor = _RingAttention.apply(query, key, value, masks, axis)  # type: ignore[no-untyped-call]
+    assert enable_gqa or key.shape[-3] == query.shape[-3], (query.shape, key.shape)
+    whole = _Whole(is_causal, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)
+    result: Tensor = _RingAttention.apply(query, key, value, whole, axis)  # type: ignore[no-untyped-call]
     return result
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, masks: _Masks, axis: Group
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, whole: _Whole, axis: Group
     ) -> Tensor:
-        q = _grouped(query, key)
-        out = torch.zeros(*q.shape[:-1], value.shape[-1], dtype=_wide(q), device=q.device)
-        sums = torch.full(q.shape[:-1], -math.inf, dtype=out.dtype, device=q.device)
+        wide = _wide(query)
+        out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
+        logs = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
         moving = _Moving(axis, [key, value])
-        for step in _steps(query.shape[-2], masks, axis):
-            k, v = moving.now
-            moving.start(last=step.source == (axis.rank + 1) % axis.size)
-            _merge(out, sums, step, *_block(q, k, v, masks, step, axis))
+        state: tuple[Tensor, ...] = ()
+        for step in _steps(query.shape[-2], whole, axis):
+            moving.start(last=_is_last(step, axis))
+            block = attend(*_met(query, moving.now, step), _hidden(whole, step, axis))
+            _merge(out, logs, step, block)
+            state = block.state
             moving.finish()
-        result = out.to(query.dtype).reshape(*query.shape[:-1], value.shape[-1])
-        ctx.save_for_backward(query, key, value, result, sums)
-        ctx.masks, ctx.axis = masks, axis
+        result = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, result, logs, *state)
+        ctx.whole, ctx.axis = whole, axis
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        query, key, value, result, sums = ctx.saved_tensors
-        masks, axis = ctx.masks, ctx.axis
-        q, wide = _grouped(query, key), _wide(query)
-        toward = grad.reshape(*q.shape[:-1], grad.shape[-1]).to(wide)
-        inner = (toward * result.reshape(toward.shape).to(wide)).sum(-1)
-        grad_q = torch.zeros(q.shape, dtype=wide, device=q.device)
+        query, key, value, out, logs, *state = ctx.saved_tensors
+        whole, axis = ctx.whole, ctx.axis
+        grad, wide = grad.contiguous(), _wide(query)
+        grad_q = torch.zeros_like(query, dtype=wide)
         moving = _Moving(axis, [key, value])
-        mine = [torch.zeros(x.shape, dtype=wide, device=x.device) for x in (key, value)]
+        # The keys' own rank keeps its share of their gradients; what other ranks add travels with
+        # the keys, and one step further: home.
+        mine = [torch.zeros_like(x, dtype=wide) for x in (key, value)]
         theirs = _Moving(axis, [torch.zeros_like(x) for x in mine])
-        for step in _steps(query.shape[-2], masks, axis):
-            k, v = moving.now
+        for step in _steps(query.shape[-2], whole, axis):
+            moving.start(last=_is_last(step, axis))
+            rows = step.queries
+            sums = Sums(out[..., rows, :], logs[..., rows], tuple(state))
+            parts = attend_backward(
+                *_met(query, moving.now, step),
+                sums,
+                grad[..., rows, :],
+                _hidden(whole, step, axis),
+            )
+            grad_q[..., rows, :] += parts[0]
             own = step.source == axis.rank
-            last = step.source == (axis.rank + 1) % axis.size
-            moving.start(last)
-            parts = _block_backward(q, k, v, toward, inner, sums, masks, step, axis)
-            grad_q[..., step.queries, :] += parts[0]
-            # The keys' own rank keeps its share; those of the others travel with the keys, and one
-            # step further: home.
             for total, part in zip(mine if own else theirs.now, parts[1:], strict=True):
                 total[..., step.keys, :] += part
             moving.finish()
             if not own:
                 theirs.start()
                 theirs.finish()
-        home = theirs.now if axis.size > 1 else [torch.zeros_like(x) for x in mine]
-        grads = [(a + b).to(key.dtype) for a, b in zip(mine, home, strict=True)]
-        return grad_q.reshape(query.shape).to(query.dtype), *grads, None, None
+        grads = [(a + b).to(key.dtype) for a, b in zip(mine, theirs.now, strict=True)]
+        return grad_q.to(query.dtype), *grads, None, None
 
 
 class _Moving:
@@ -142,14 +147,14 @@ class _Moving:
             self.now, self._next, self._works = self._next, [], []
 
 
-def _steps(positions: int, masks: _Masks, axis: Group) -> list[_Step]:
+def _steps(positions: int, whole: _Whole, axis: Group) -> list[_Step]:
     """The blocks of a pass, this rank's own keys first."""
     everything, half = slice(0, positions), positions // 2
     found = []
     for step in range(axis.size):
         source = (axis.rank - step) % axis.size
-        if not masks.causal or step == 0:
-            found.append(_Step(everything, everything, source, masks.causal))
+        if not whole.causal or step == 0:
+            found.append(_Step(everything, everything, source, whole.causal))
         elif source < axis.rank:
             found.append(_Step(everything, slice(0, half), source, False))
         else:
@@ -157,35 +162,22 @@ def _steps(positions: int, masks: _Masks, axis: Group) -> list[_Step]:
     return found
 
 
-# ---------------------------------------------------------------- one block
+def _is_last(step: _Step, axis: Group) -> bool:
+    return step.source == (axis.rank + 1) % axis.size
 
 
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+def _met(query: Tensor, moved: Sequence[Tensor], step: _Step) -> tuple[Tensor, Tensor, Tensor]:
+    key, value = moved
+    return query[..., step.queries, :], key[..., step.keys, :], value[..., step.keys, :]
 
 
-def _grouped(query: Tensor, key: Tensor) -> Tensor:
-    """Queries [..., heads of keys, queries that share one, positions, channels]."""
-    heads = key.shape[-3]
-    grouped: Tensor = query.unflatten(-3, (heads, query.shape[-3] // heads))
-    return grouped
-
-
-def _scores(q: Tensor, k: Tensor, masks: _Masks, step: _Step, axis: Group) -> Tensor:
-    scores: Tensor = (q.to(_wide(q)) @ k.to(_wide(q)).unsqueeze(-3).mT) * masks.scale
-    if step.causal:  # both are this rank's own, in ascending order
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
-    if masks.mask is not None:
-        mask = _part(masks.mask, -2, axis.rank, step.queries, axis)
+def _hidden(whole: _Whole, step: _Step, axis: Group) -> Hidden:
+    """What hides a step's keys from its queries."""
+    mask = whole.mask
+    if mask is not None:
+        mask = _part(mask, -2, axis.rank, step.queries, axis)
         mask = _part(mask, -1, step.source, step.keys, axis)
-        if mask.dim() > 2:
-            heads = mask.shape[-3]
-            shape = (q.shape[-4], heads // q.shape[-4]) if heads > 1 else (1, 1)
-            mask = mask.unflatten(-3, shape)
-        seen = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -math.inf) if seen else scores + mask
-    return scores
+    return Hidden(step.causal, mask, whole.scale)
 
 
 def _part(mask: Tensor, dim: int, rank: int, which: slice, axis: Group) -> Tensor:
@@ -197,52 +189,14 @@ def _part(mask: Tensor, dim: int, rank: int, which: slice, axis: Group) -> Tenso
     return local.narrow(dim, which.start, which.stop - which.start)
 
 
-def _block(
-    q: Tensor, k: Tensor, v: Tensor, masks: _Masks, step: _Step, axis: Group
-) -> tuple[Tensor, Tensor]:
-    """Attention to some keys alone, and the logarithms of its sums."""
-    q, k, v = q[..., step.queries, :], k[..., step.keys, :], v[..., step.keys, :]
-    scores = _scores(q, k, masks, step, axis)
-    sums = scores.logsumexp(-1)
-    return _weights(scores, sums) @ v.to(scores.dtype).unsqueeze(-3), sums
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
-def _weights(scores: Tensor, sums: Tensor) -> Tensor:
-    """Softmax with these sums; rows of which nothing is seen have no weights."""
-    seen = sums.masked_fill(sums == -math.inf, 0.0)
-    return (scores - seen.unsqueeze(-1)).exp()
-
-
-def _merge(out: Tensor, sums: Tensor, step: _Step, block: Tensor, block_sums: Tensor) -> None:
+def _merge(out: Tensor, logs: Tensor, step: _Step, block: Sums) -> None:
     """Takes a block's result into the whole."""
-    rows, so_far = out[..., step.queries, :], sums[..., step.queries]
-    together = torch.logaddexp(so_far, block_sums)
-    for x, share in ((rows, so_far), (block, block_sums)):
-        x *= _weights(share.unsqueeze(-1), together)
-    rows += block
+    rows, so_far = out[..., step.queries, :], logs[..., step.queries]
+    together = torch.logaddexp(so_far, block.logs)
+    rows *= weights(so_far.unsqueeze(-1), together)
+    rows += block.out * weights(block.logs.unsqueeze(-1), together)
     so_far.copy_(together)
-
-
-def _block_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    toward: Tensor,
-    inner: Tensor,
-    sums: Tensor,
-    masks: _Masks,
-    step: _Step,
-    axis: Group,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A block's share of the gradients of its queries, keys and values, from the sums over all
-    keys (Dao 2023, FlashAttention-2)."""
-    q, toward = q[..., step.queries, :], toward[..., step.queries, :]
-    inner, sums = inner[..., step.queries], sums[..., step.queries]
-    k, v = k[..., step.keys, :], v[..., step.keys, :]
-    weights = _weights(_scores(q, k, masks, step, axis), sums)
-    grad_v = (weights.mT @ toward).sum(-3)
-    grad_scores = weights * (toward @ v.to(toward.dtype).unsqueeze(-3).mT - inner.unsqueeze(-1))
-    grad_scores *= masks.scale
-    grad_q = grad_scores @ k.to(toward.dtype).unsqueeze(-3)
-    grad_k = (grad_scores.mT @ q.to(toward.dtype)).sum(-3)
-    return grad_q, grad_k, grad_v
