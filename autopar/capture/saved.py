@@ -1,10 +1,13 @@
-"""What autograd keeps: a graph's ops run on fake tensors, with every saved tensor recorded.
+"""What autograd keeps, and what is a view of what: a graph's ops run on fake tensors.
 
 Run once on the unsplit graph; the bytes of a split candidate follow by division. Two ops are
 recorded as the kernels of accelerators keep them, whatever the CPU does: attention keeps q, k, v,
 its output and the logarithms of the rows' sums (Dao et al. 2022), and dropout a mask of one byte.
 """
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,47 +16,112 @@ import torch.fx
 Record = tuple[str, str | None, tuple[int, ...], int]
 
 
+@dataclass(frozen=True)
+class Storages:
+    """Of a graph that has run. `records`: (op, which of its inputs or results it keeps, or None for
+    what it makes for itself, shape, element bytes). `views`: value → the input of its op that it is
+    a view of. `strides`: of every value."""
+
+    records: tuple[Record, ...]
+    views: Mapping[str, str]
+    strides: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies."""
+
+    storage: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Place":
+        storage = int(tensor.untyped_storage()._cdata)
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return cls(storage, shape, stride, int(tensor.storage_offset()))
+
+    def likeness(self, other: "_Place") -> int:
+        """0 for another storage; the same tensor, one of as many elements, another part."""
+        if self.storage != other.storage:
+            return 0
+        same = math.prod(self.shape) == math.prod(other.shape)
+        return 3 if self == other else 2 if same else 1
+
+
 class _Recorder(torch.fx.Interpreter):
     def __init__(self, graph: torch.fx.Graph) -> None:
         super().__init__(torch.nn.Module(), graph=graph)
-        self.current = ""
-        self.owner: dict[int, str] = {}
+        self.current: torch.fx.Node | None = None
+        self.places: dict[torch.fx.Node, _Place] = {}
         self.keep: list[Any] = []
-        self.records: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {}
+        self.saved: dict[tuple[torch.fx.Node, _Place], int] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        self.current = n.name
+        self.current = n
         result = _layer_outputs(n) if _is_layer(n) else super().run_node(n)
         self.keep.append(result)
-        if isinstance(result, torch.Tensor):  # of several outputs the getitems are the owners
-            self.owner.setdefault(_storage(result), n.name)
+        if isinstance(result, torch.Tensor):
+            self.places[n] = _Place.of(result)
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         packet = getattr(target, "overloadpacket", None)
         if packet is torch.ops.aten.scaled_dot_product_attention:
             mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-            return _Attention.apply(*args[:3], mask)  # type: ignore[no-untyped-call]
+            return FusedAttention.apply(*args[:3], mask)  # type: ignore[no-untyped-call]
         if packet is torch.ops.aten.dropout and args[1] > 0 and args[2]:
             return torch.native_dropout(args[0], args[1], True)[0]
         return super().call_function(target, args, kwargs)
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         self.keep.append(tensor)
-        key = _storage(tensor)
-        record = (tuple(tensor.shape), tensor.element_size())
-        self.records.setdefault((self.current, key), record)
+        assert self.current is not None
+        self.saved.setdefault((self.current, _Place.of(tensor)), tensor.element_size())
         return tensor
 
-    def found(self) -> tuple[Record, ...]:
-        """The records, with owners: known at the end, since an op may keep what it returns."""
-        return tuple(
-            (op, self.owner.get(key), shape, item_bytes)
-            for (op, key), (shape, item_bytes) in self.records.items()
-        )
+    def found(self) -> Storages:
+        """Which values were kept is known at the end, since an op may keep what it returns."""
+        records: dict[tuple[str, str | int], Record] = {}
+        for (op, place), item_bytes in self.saved.items():
+            value = self._value(op, place)
+            record = (op.name, value, place.shape, item_bytes)
+            records.setdefault((op.name, value or place.storage), record)
+        views = {}
+        for node, place in self.places.items():
+            source = _most_like(place, self._places(_inputs(node)))
+            if source is not None:
+                views[node.name] = source.name
+        strides = {node.name: place.stride for node, place in self.places.items()}
+        return Storages(tuple(records.values()), views, strides)
+
+    def _value(self, op: torch.fx.Node, place: _Place) -> str | None:
+        """The op's input or result that lies there; of several results the getitems are values."""
+        given = _most_like(place, self._places(op.all_input_nodes))
+        made = _most_like(place, self._places([op, *op.users]))
+        found = given or made
+        return None if found is None else found.name
+
+    def _places(self, nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, _Place]:
+        return {node: self.places[node] for node in nodes if node in self.places}
 
 
-class _Attention(torch.autograd.Function):
+def _inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """An op's inputs; of one result among several those of the op that made it."""
+    sources = node.all_input_nodes
+    if len(sources) == 1 and not isinstance(sources[0].meta["val"], torch.Tensor):
+        return list(sources[0].all_input_nodes)
+    return list(sources)
+
+
+def _most_like(place: _Place, others: Mapping[torch.fx.Node, _Place]) -> torch.fx.Node | None:
+    """The node whose tensor is this one, or shares its storage; the first of equals."""
+    best = max(others, key=lambda n: place.likeness(others[n]), default=None)
+    return best if best is not None and place.likeness(others[best]) else None
+
+
+class FusedAttention(torch.autograd.Function):
     """The shapes of a fused attention kernel and what it keeps; it computes nothing."""
 
     @staticmethod
@@ -91,12 +159,8 @@ def _layer_outputs(node: torch.fx.Node) -> list[torch.Tensor]:
     ]
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def saved_tensors(graph: torch.fx.Graph) -> tuple[Record, ...]:
-    """(op, value that owns the storage or None, shape, element bytes) of each saved tensor.
+def storages(graph: torch.fx.Graph) -> Storages:
+    """What autograd keeps of a graph, and how its values share storages.
 
     Placeholders keep the `requires_grad` of their metadata; layer calls save their inputs.
     """

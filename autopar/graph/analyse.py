@@ -8,7 +8,7 @@ import torch.fx
 
 from autopar.capture.captured import Capture, CapturedGraph
 from autopar.capture.price import op_work
-from autopar.capture.saved import saved_tensors
+from autopar.capture.saved import storages
 from autopar.capture.skeleton import batch_size
 from autopar.graph.again import layer_once, region_once
 from autopar.graph.batch_mixing import batch_sums
@@ -201,7 +201,7 @@ def _block(
                 frozenset(n.name for n in info.shares),
             )
     routes = regions.routes()
-    saved = tuple(SavedTensor(*record) for record in saved_tensors(graph))
+    kept = storages(graph)
     names = tuple(n.name for n in counts)
     prologue = _prologue(graph, counts)
     assert all(
@@ -218,11 +218,13 @@ def _block(
         values,
         ops,
         regions.freeze(routes),
-        saved,
+        tuple(SavedTensor(*record) for record in kept.records),
         names,
         prologue,
         known.opaque,
         routes,
+        kept.views,
+        kept.strides,
     )
 
 

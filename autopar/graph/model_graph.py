@@ -35,8 +35,8 @@ class Value:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that autograd keeps for the backward: the op that keeps it, the value whose storage
-    it is (None: made inside the op, with `shape`), and its element size."""
+    """A tensor that autograd keeps for the backward: the op that keeps it, which of its inputs or
+    results it is (None: made inside the op), its shape and element size."""
 
     op: str
     value: str | None
@@ -85,6 +85,10 @@ class Block:
     opaque: Mapping[str, str]
     routes: Mapping[str, Route]
     """Region → how its tokens can be sent to the ranks that hold their experts."""
+    views: Mapping[str, str]
+    """Value → the input of its op that it is a view of, in the unsplit model."""
+    strides: Mapping[str, tuple[int, ...]]
+    """Of every value in the unsplit model."""
     shared: frozenset[str] = frozenset()
     """Inputs without a gradient that several layers take alike: what keeps one keeps it for all."""
 
@@ -106,6 +110,12 @@ class Block:
     def region(self, name: str) -> Region:
         """A region by name."""
         return next(r for r in self.regions if r.name == name)
+
+    def root(self, name: str) -> str:
+        """The value whose storage a value lies in, in the unsplit model."""
+        while name in self.views:
+            name = self.views[name]
+        return name
 
     def is_weight(self, name: str) -> bool:
         """Whether a placeholder is a parameter, a buffer or a lifted constant."""

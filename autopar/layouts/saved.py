@@ -12,25 +12,28 @@ from dataclasses import dataclass, field, replace
 import torch.fx
 
 from autopar.graph.model_graph import STREAM, Block, ModelGraph, SavedTensor
-from autopar.graph.ops import VIEW_CLASSES
 from autopar.layouts.effects import form_residents
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout
+from autopar.layouts.typing import OpTyping, RegionTyping, boundary_layout, input_layout
+from autopar.layouts.views import folded, folds, viewed
+from autopar.layouts.vocabulary import kept_instead
 from autopar.layouts.work import batch_share, internal_bytes
 from autopar.plugin import Resident
 
 Storage = tuple[str, Layout]
-"""The value that owns a storage, and its layout (splits alone)."""
+"""The value that owns a storage, and its layout (without what no element depends on)."""
 
 
 @dataclass(frozen=True)
 class Kept:
     """`storages`: tensors of the graph, with bytes; `inside_bytes`: what ops make and keep for
-    themselves (statistics, masks)."""
+    themselves (statistics, masks); `shared`: inputs that all layers share, whose bytes aren't among
+    the region's."""
 
     storages: Mapping[Storage, int] = field(default_factory=dict)
     inside_bytes: int = 0
+    shared: frozenset[Storage] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -38,54 +41,99 @@ class Kept:
         return self.inside_bytes + sum(self.storages.values())
 
 
-def saved_residents(
+@dataclass(frozen=True)
+class Held:
+    """What one microbatch of a region keeps until its backward, and bytes that are there beside
+    that for a while: while ops exchange what they take, and while the region, or its layer, runs
+    again."""
+
+    kept: Kept
+    transient_bytes: tuple[int, ...] = ()
+
+
+def held(
     block: Block, typing: RegionTyping, setting: Setting, group: tuple[str, ...], path: str
-) -> Iterator[Resident]:
-    """What one microbatch of the region keeps, and where it runs again what it needs then.
+) -> Held:
+    """What one microbatch of the region holds.
 
     `group`: the layers that run again together with the layer `path`. A layer's stream answers for
     the layer's input. While a group runs again, all that its layers would have kept is there.
     """
-    for name, op_typing in typing.ops.items():
-        yield from form_residents(block, block.ops[name], op_typing, setting)
+    forms = tuple(
+        resident.bytes
+        for name, own in typing.ops.items()
+        for resident in form_residents(block, block.ops[name], own, setting)
+    )
     again = typing.candidate.recompute
     kept = saved(block, typing, setting)
     if again is None:
-        yield Resident("saved", kept.bytes)
-        return
+        return Held(kept, forms)
     taken = Kept()
     if again.scope == "region":
         taken = crossing(block, typing, setting)
     elif typing.candidate.region == STREAM and path == group[0]:
         taken = layer_inputs(block, typing, setting)
-    yield Resident("saved", taken.bytes)
     fresh = {k: v for k, v in kept.storages.items() if k not in taken.storages}
-    yield Resident("transient", replace(kept, storages=fresh).bytes * len(group))
+    taken = replace(taken, shared=kept.shared)
+    return Held(taken, (*forms, replace(kept, storages=fresh).bytes * len(group)))
+
+
+def saved_residents(
+    block: Block, typing: RegionTyping, setting: Setting, group: tuple[str, ...], path: str
+) -> Iterator[Resident]:
+    """`held` as effects of the region alone: what other regions or layers keep as well counts for
+    each of them, so their sum is never too small (`kept_once` is exact)."""
+    found = held(block, typing, setting, group, path)
+    yield Resident("saved", found.kept.bytes)
+    for size in found.transient_bytes:
+        yield Resident("transient", size)
 
 
 def saved(block: Block, typing: RegionTyping, setting: Setting) -> Kept:
-    """What autograd keeps of the region's ops, each storage in each layout once, without inputs
-    that all layers share."""
+    """What autograd keeps of the region's ops, each storage in each layout once."""
     storages: dict[Storage, int] = {}
-    inside = 0
+    shared: set[Storage] = set()
+    split_rows = {
+        name: instead
+        for name, own in typing.ops.items()
+        if (instead := kept_instead(block, block.ops[name], own, setting)) is not None
+    }
+    inside = sum(size for _, size in split_rows.values())
     for one in block.saved:
-        op_typing = typing.ops.get(one.op)
-        if op_typing is None:
+        if one.op not in typing.ops:
             continue
-        if one.value is None and block.ops[one.op].opaque:
-            share = batch_share(block, block.ops[one.op], op_typing, setting)
-            inside += int(math.prod(one.shape) * one.item_bytes * share)
-        elif one.value is None:
-            inside += internal_bytes(block, one, op_typing, setting)
-        elif not block.is_weight(one.value):
-            layout = _saved_layout(block, one, typing, setting)
-            _keep(storages, block, one.value, layout, setting)
+        if one.op in split_rows and (one.value == split_rows[one.op][0] or one.shape == ()):
+            continue
+        found = _keeps(block, one, typing, setting)
+        if isinstance(found, int):
+            inside += found
+        elif _is_shared(block, *found, setting):
+            shared.add(found)
+        else:
+            _keep(storages, block, *found, setting)
     for name, op_typing in typing.ops.items():
         work = block.ops[name].work
         if work is not None:
             share = batch_share(block, block.ops[name], op_typing, setting)
             inside += int(work.saved_bytes * share)
-    return Kept(storages, inside)
+    return Kept(storages, inside, frozenset(shared))
+
+
+def _keeps(block: Block, one: SavedTensor, typing: RegionTyping, setting: Setting) -> Storage | int:
+    """The storage that an op keeps alive, or the bytes of what it makes for itself."""
+    own, value, copied = typing.ops[one.op], one.value, folded(block, one)
+    if copied is not None and folds(block, one, copied, own.needs[copied], setting):
+        value = copied
+    if value is not None:
+        layout = own.needs[value] if value in own.needs else typing.ops[value].makes
+        return owner_of(block, value, layout, typing, setting)
+    if copied is not None:
+        dims = block.values[copied].dims
+        return one.item_bytes * setting.local_numel(dims, own.needs[copied])
+    if block.ops[one.op].opaque:
+        share = batch_share(block, block.ops[one.op], own, setting)
+        return int(math.prod(one.shape) * one.item_bytes * share)
+    return internal_bytes(block, one, own, setting)
 
 
 def crossing(block: Block, typing: RegionTyping, setting: Setting) -> Kept:
@@ -94,8 +142,8 @@ def crossing(block: Block, typing: RegionTyping, setting: Setting) -> Kept:
     for op_typing in typing.ops.values():
         for name, layout in op_typing.needs.items():
             if name not in typing.ops and name in block.values and not block.is_weight(name):
-                owner = _owner(block, name, typing)
-                _keep(storages, block, owner, normal(block.values[name], layout), setting)
+                taken = normal(block.values[name], layout)
+                _keep(storages, block, *owner_of(block, name, taken, typing, setting), setting)
     return Kept(storages)
 
 
@@ -118,7 +166,7 @@ def shared_residents(
             continue
         index = next(x.block for x in model.layers if x.path == op.node.args[1])
         block = model.blocks[index]
-        saved_here = {one.value for one in block.saved}
+        saved_here = {block.root(one.value) for one in block.saved if one.value is not None}
         tensors: tuple[torch.fx.Node, ...] = tuple(op.node.args[0])  # type: ignore[arg-type]
         for given, name in zip(tensors, block.inputs(), strict=True):
             if name in block.shared and name in saved_here:
@@ -131,30 +179,60 @@ def shared_residents(
 def _keep(
     storages: dict[Storage, int], block: Block, name: str, layout: Layout, setting: Setting
 ) -> None:
+    if not block.is_weight(name) and not _is_shared(block, name, layout, setting):
+        value = block.values[name]
+        layout = _placed(layout).restrict(value.names)
+        storages[name, layout] = setting.local_numel(value.dims, layout) * value.item_bytes
+
+
+def _is_shared(block: Block, name: str, layout: Layout, setting: Setting) -> bool:
+    """Whether all layers keep this tensor."""
+    if name not in block.shared:
+        return False
     value = block.values[name]
-    layout = Layout(layout.splits, dispatched=layout.dispatched).restrict(value.names)
-    if name in block.shared and layout == Layout(input_layout(value, setting).splits):
-        return
-    storages[name, layout] = setting.local_numel(value.dims, layout) * value.item_bytes
+    return _placed(layout).restrict(value.names) == _placed(input_layout(value, setting))
 
 
-def _owner(block: Block, name: str, typing: RegionTyping) -> str:
-    """The value whose storage a view of it is."""
-    while name in block.ops and block.ops[name].kind in VIEW_CLASSES:
-        sources = [n.name for n in block.node(name).all_input_nodes]
-        if len(sources) != 1 or sources[0] not in block.values or sources[0] in typing.ops:
-            return name
-        (name,) = sources
-    return name
+def owner_of(
+    block: Block, name: str, layout: Layout, typing: RegionTyping, setting: Setting
+) -> Storage:
+    """Whose storage a value lies in that is taken in a layout. Ops of other regions, which choose
+    for themselves, are taken to copy where the unsplit model's do."""
+    while True:
+        value, own = block.values[name], _typing_of(block, name, typing, setting)
+        if own is not None and moved(normal(value, own.makes), normal(value, layout)):
+            return name, layout
+        views = own is not None and name in block.ops
+        source = viewed(block, name, own, setting) if own and views else block.views.get(name)
+        if source is None:
+            return name, layout
+        if own is not None:
+            layout = own.needs[source]
+        name = source
 
 
-def _saved_layout(block: Block, one: SavedTensor, typing: RegionTyping, setting: Setting) -> Layout:
-    assert one.value is not None
-    own = typing.ops[one.op]
-    if one.value in own.needs:
-        return own.needs[one.value]
-    if one.value in typing.ops:
-        return typing.ops[one.value].makes
-    # A view inside the region of a value outside: in the layout in which the region takes it.
-    taken = [t.needs[one.value] for t in typing.ops.values() if one.value in t.needs]
-    return taken[0] if taken else input_layout(block.values[one.value], setting)
+def _typing_of(block: Block, name: str, typing: RegionTyping, setting: Setting) -> OpTyping | None:
+    """How the op that makes a value is typed, as far as the region knows; of one among several
+    results how the op that made them all takes its inputs."""
+    if name in typing.ops:
+        own = typing.ops[name]
+        several = [n.name for n in block.node(name).all_input_nodes if n.name not in block.values]
+        return replace(own, needs=typing.ops[several[0]].needs) if several else own
+    value = block.values[name]
+    if value.needs_grad or block.is_weight(name):
+        return None
+    sources = [block.views[name]] if name in block.views else []
+    if name in block.ops:
+        sources += [n.name for n in block.node(name).all_input_nodes if n.name in block.values]
+    needs = {source: input_layout(block.values[source], setting) for source in sources}
+    return OpTyping(needs, input_layout(value, setting))
+
+
+def moved(made: Layout, taken: Layout) -> bool:
+    """Whether a conversion from one layout to the other makes a new tensor."""
+    return _placed(made) != _placed(taken)
+
+
+def _placed(layout: Layout) -> Layout:
+    """A layout without what is about gradients alone."""
+    return replace(layout, varying=frozenset())

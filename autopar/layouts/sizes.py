@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from autopar.graph.factors import DimExpr, Leaf, unsorted
 from autopar.graph.model_graph import Block, SavedTensor
@@ -37,48 +37,62 @@ def saved_terms(block: Block, region: str) -> Mapping[Term, int]:
     total: Counter[Term] = Counter()
     seen: set[str] = set()
     for saved in block.saved:
-        if block.ops[saved.op].region != region or saved.value in seen:
+        if block.ops[saved.op].region != region:
             continue
-        if saved.value is None:
+        root = None if saved.value is None else block.root(saved.value)
+        if root is None:
             parts = _inside(block, saved)
-        elif block.is_weight(saved.value):
+        elif block.is_weight(root) or root in seen:
             continue
         else:
-            seen.add(saved.value)
-            parts = product_terms(block.values[saved.value].dims)
+            seen.add(root)
+            parts = product_terms(block.values[root].dims)
         for term, times in parts.items():
             total[term] += times * saved.item_bytes
     return total
 
 
 def _inside(block: Block, saved: SavedTensor) -> Mapping[Term, int]:
-    """What an op makes and keeps itself: its shape's dims are its output's, from the left."""
-    value = block.values.get(saved.op)
-    dims = value.dims if value is not None else ()
-    if not dims:
-        given = [n.name for n in block.ops[saved.op].node.all_input_nodes if n.name in block.values]
-        dims = block.values[given[0]].dims
-    known, rest = matched(saved.shape, dims)
+    """What an op makes and keeps itself."""
+    known, rest = matched(saved.shape, inside_dims(block, saved.op)[1])
     return {term: rest * count for term, count in product_terms(known).items()}
+
+
+def inside_dims(block: Block, op: str) -> tuple[str, tuple[DimExpr, ...]]:
+    """A value (the op's result, or of a loss its input) from whose dims, left to right, what the op
+    makes and keeps itself has its own, and those dims: of a batch norm all but the batch."""
+    name = op
+    if op not in block.values or not block.values[op].dims:
+        name = next(n.name for n in block.ops[op].node.all_input_nodes if n.name in block.values)
+    dims = block.values[name].dims
+    return name, dims[1:] if block.ops[op].kind == "batch_norm" else dims
 
 
 def matched(shape: tuple[int, ...], dims: tuple[DimExpr, ...]) -> tuple[tuple[DimExpr, ...], int]:
     """The dims among `dims` that a tensor made inside an op has, by their whole sizes from the
-    left, neighbours merged where one alone doesn't fit, and the product of its sizes that are none
-    of theirs."""
-    sizes = [whole(expr) for expr in dims]
+    left, neighbours merged (or the major part of one taken: groups of channels) where none alone
+    fits, and the product of its sizes that are none of theirs."""
     found: list[DimExpr] = []
     rest, at = 1, 0
     for length in shape:
-        runs = [(i, i + 1) for i in range(at, len(dims))]
-        runs += [(i, j) for i in range(at, len(dims)) for j in range(i + 2, len(dims) + 1)]
-        run = next((run for run in runs if math.prod(sizes[slice(*run)]) == length), None)
-        if run is None:
+        fitting = next(
+            (fit for fit in _fits(dims, at) if length == math.prod(map(whole, fit[0]))), None
+        )
+        if fitting is None:
             rest *= length
         else:
-            found += dims[slice(*run)]
-            at = run[1]
+            found += fitting[0]
+            at = fitting[1]
     return tuple(found), rest
+
+
+def _fits(dims: tuple[DimExpr, ...], at: int) -> Iterator[tuple[tuple[DimExpr, ...], int]]:
+    """What one size of a tensor may be, from a dim on, and the dim that comes after it."""
+    count = len(dims)
+    yield from (((dims[i],), i + 1) for i in range(at, count))
+    yield from ((dims[i:j], j) for i in range(at, count) for j in range(i + 2, count + 1))
+    for i in range(at, count):
+        yield from (((dims[i][:n],), i + 1) for n in range(len(dims[i]) - 1, 0, -1))
 
 
 def whole(expr: DimExpr) -> int:

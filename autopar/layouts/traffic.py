@@ -10,7 +10,7 @@ import math
 import torch.fx
 
 from autopar.graph.model_graph import Block, Op
-from autopar.graph.ops import VIEW_CLASSES, op_name
+from autopar.graph.ops import op_name
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import first_output, internal_bytes, layout_in, made_layout
@@ -36,7 +36,7 @@ def backward_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setti
             continue
         layout = needs[source.name] = layout_in(block, typing, source.name, setting)
         size = setting.local_numel(known.dims, layout) * known.item_bytes
-        if owners & set(_storages(block, source)):
+        if source.name in owners:
             total += size
         if known.needs_grad:
             if not hands_on or size != out:
@@ -54,18 +54,6 @@ def _added_up(source: torch.fx.Node, size: int) -> int:
     """This use's part of adding the gradients of a value's uses: of n, n - 1 sums of two."""
     uses = len(source.users)
     return math.ceil(3 * size * (uses - 1) / uses)
-
-
-def _storages(block: Block, node: torch.fx.Node) -> list[str]:
-    """The value, and those that it is a view of."""
-    found = [node.name]
-    while node.name in block.ops and block.ops[node.name].kind in VIEW_CLASSES:
-        sources = node.all_input_nodes
-        if len(sources) != 1:
-            break
-        (node,) = sources
-        found.append(node.name)
-    return found
 
 
 def chained(block: Block, op: Op) -> torch.fx.Node | None:

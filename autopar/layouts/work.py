@@ -10,7 +10,7 @@ from autopar.graph.model_graph import Block, Op, SavedTensor, Value
 from autopar.graph.ops import arguments
 from autopar.graph.rules.products import einsum_terms, right_operand
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.sizes import matched
+from autopar.layouts.sizes import inside_dims, matched
 from autopar.layouts.typing import OpTyping, input_layout
 
 RADIX_PASSES = 8
@@ -149,11 +149,8 @@ def batch_share(block: Block, op: Op, typing: OpTyping | None, setting: Setting)
 
 
 def internal_bytes(block: Block, one: SavedTensor, typing: OpTyping, setting: Setting) -> int:
-    """Made inside an op (statistics, masks): its dims are the output's, matched left to right."""
-    value = block.values.get(one.op)
-    layout, dims = typing.makes, value.dims if value is not None else ()
-    if not dims:  # a loss: what it keeps is shaped like its input
-        name, layout = next((n, t) for n, t in typing.needs.items() if n in block.values)
-        dims = block.values[name].dims
+    """Made inside an op (statistics, masks)."""
+    name, dims = inside_dims(block, one.op)
+    layout = typing.makes if name == one.op else typing.needs[name]
     found, rest = matched(one.shape, dims)
     return one.item_bytes * rest * setting.local_numel(found, layout)

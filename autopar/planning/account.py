@@ -1,10 +1,10 @@
 """What a finished program costs, counted from what will really run: the plan's own figures."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.graph.model_graph import STREAM, Block
+from autopar.graph.model_graph import STREAM
 from autopar.layouts.again import again_effects, reach, steps_again
 from autopar.layouts.convert import Step
 from autopar.layouts.effects import (
@@ -13,11 +13,12 @@ from autopar.layouts.effects import (
     step_effects,
 )
 from autopar.layouts.flow import Choices, Flow, needs
+from autopar.layouts.kept_once import kept_once
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program, runs_alone
-from autopar.layouts.saved import saved_residents, shared_residents
+from autopar.layouts.saved import Held, Kept, held
 from autopar.layouts.stages import Here
-from autopar.layouts.typing import RegionTyping
+from autopar.layouts.typing import OpTyping, RegionTyping
 from autopar.plan import CollectiveTotal, Predicted, StagePredicted
 from autopar.planning.books import Books, Stage, books_of, skeleton_name
 from autopar.planning.prices import Prices
@@ -83,17 +84,8 @@ def stage_effects(program: Program, state_ratio: float) -> Iterator[Iterator[tup
 
 def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str, Effect]]:
     """Every effect of a step, with the layer that it belongs to."""
-    setting = program.setting
-    skeleton, chosen = program.model.skeleton, program.choices[""]
-    own = instance_effects(
-        skeleton, program.flows[""], chosen, setting, state_ratio, "", program.group("")
-    )
-    for effect in own:
-        yield "", effect
-    paths = [layer.path for layer in program.model.layers]
-    yield from _layer_effects(program, state_ratio, paths)
-    shared = shared_residents(program.model, setting, paths)
-    for effect in (*unused_effects(program.model), *shared):
+    yield from _instances(program, {path: None for path in program.choices}, state_ratio)
+    for effect in unused_effects(program.model):
         yield "", effect
     yield from _scalars(program)
 
@@ -103,39 +95,62 @@ def part_effects(program: Program, state_ratio: float, part: int) -> Iterator[tu
     setting, cut = program.setting, program.cut
     assert cut is not None and setting.schedule is not None
     here = program.heres[part]
-    skeleton, flow = program.model.skeleton, program.flows[""]
-    name = skeleton_name(part // setting.schedule.table.stages)
-    effects = itertools.chain(
-        instance_effects(
-            skeleton, flow, program.choices[""], setting, state_ratio, "", ("",), here
-        ),
-        boundary_effects(skeleton, cut, part, flow.made.__getitem__, setting),
+    flow, name = program.flows[""], skeleton_name(part // setting.schedule.table.stages)
+    places = {"": here, **dict.fromkeys(cut.layers[part])}
+    for path, effect in _instances(program, places, state_ratio):
+        yield path or name, effect
+    for effect in itertools.chain(
+        boundary_effects(flow.block, cut, part, flow.made.__getitem__, setting),
         unused_effects(program.model) if part == 0 else (),
-        shared_residents(program.model, setting, cut.layers[part]),
         _sends(flow, here, setting),
-    )
-    for effect in effects:
+    ):
         yield name, effect
-    yield from _layer_effects(program, state_ratio, cut.layers[part])
 
 
-def _layer_effects(
-    program: Program, state_ratio: float, paths: Iterable[str]
+def _instances(
+    program: Program, places: Mapping[str, Here | None], state_ratio: float
 ) -> Iterator[tuple[str, Effect]]:
-    """Every effect of layers; of those that run alike, worked out once."""
-    known: dict[tuple[object, ...], tuple[Effect, ...]] = {}
-    for path in paths:
+    """Every effect of the layers at these paths, and of the skeleton (""), or what one part has of
+    it. Of layers that run alike they are worked out once."""
+    known: dict[tuple[object, ...], tuple[tuple[Effect, ...], tuple[Kept, ...]]] = {}
+    kept: list[tuple[str, Kept]] = []
+    for path, here in places.items():
         flow, chosen, group = program.flows[path], program.choices[path], program.group(path)
         place = len(group), path == group[0], path == group[-1]
         key = (id(flow), tuple(chosen.items()), *place)
         if key not in known:
-            known[key] = tuple(
-                instance_effects(
-                    flow.block, flow, chosen, program.setting, state_ratio, path, group
-                )
-            )
-        for effect in known[key]:
+            regions = _held(program, path, here)
+            effects = instance_effects(program, path, regions, state_ratio, here)
+            known[key] = tuple(effects), tuple(one.kept for one in regions.values())
+        for effect in known[key][0]:
             yield path, effect
+        kept += [(path, one) for one in known[key][1]]
+    yield from kept_once(program, kept)
+
+
+def _held(program: Program, path: str, here: Here | None) -> Mapping[str, Held]:
+    """What each region holds."""
+    flow, group = program.flows[path], program.group(path)
+    return {
+        region: held(
+            flow.block,
+            RegionTyping(candidate, ops_of(flow, region, here)),
+            program.setting,
+            group,
+            path,
+        )
+        for region, candidate in flow.choices.items()
+    }
+
+
+def ops_of(flow: Flow, region: str, here: Here | None) -> dict[str, OpTyping]:
+    """The ops of a region, or those of a part."""
+    ops = flow.block.ops
+    return {
+        name: typing
+        for name, typing in flow.typings.items()
+        if ops[name].region == region and (here is None or here.has(name))
+    }
 
 
 def _sends(flow: Flow, here: Here, setting: Setting) -> Iterator[Effect]:
@@ -160,17 +175,16 @@ def _scalars(program: Program) -> Iterator[tuple[str, Effect]]:
 
 
 def instance_effects(
-    block: Block,
-    flow: Flow,
-    choices: Choices,
-    setting: Setting,
-    state_ratio: float,
+    program: Program,
     path: str,
-    group: tuple[str, ...],
+    regions: Mapping[str, Held],
+    state_ratio: float,
     here: Here | None = None,
 ) -> Iterator[Effect]:
-    """Every effect of the layer `path`, or of the skeleton (""): of what one part has of it.
-    `group`: the layers that run again together with the layer."""
+    """Every effect of the layer `path`, or of the skeleton ("") (of what one part has of it), but
+    for what `regions` keep."""
+    flow, choices, setting = program.flows[path], program.choices[path], program.setting
+    block, group = flow.block, program.group(path)
     yield from input_effects(block, setting, here)
     yield from buffer_effects(block, here)
     for name, need, steps in _conversions(flow, here):
@@ -179,21 +193,16 @@ def instance_effects(
             yield from steps_again(steps, name)
     moments: list[int] = []
     for region in flow.choices:
-        ops = {
-            n: t
-            for n, t in flow.typings.items()
-            if block.ops[n].region == region and (here is None or here.has(n))
-        }
+        ops = ops_of(flow, region, here)
         for name, op in ops.items():
             yield from compute_effects(block, block.ops[name], op, setting)
             yield from closing_collectives(block, block.ops[name], op, setting)
         yield from again_effects(block, choices[region], ops, setting, path == group[-1])
-        typing = RegionTyping(choices[region], ops)
-        for resident in saved_residents(block, typing, setting, group, path):
-            if resident.what == "transient" and runs_alone(choices[region]):
-                moments.append(resident.bytes)
-            else:
-                yield resident
+        held_bytes = regions[region].transient_bytes
+        if runs_alone(choices[region]):
+            moments += held_bytes
+        else:
+            yield from (Resident("transient", size) for size in held_bytes)
     if moments:  # one region runs again at a time
         yield Resident("transient", max(moments))
     for owner in block.regions:

@@ -95,8 +95,9 @@ def _together(pieces: Sequence[Tensor], dim: int, balanced: bool = False) -> Ten
 
 
 def _slice(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tensor:
-    # A copy: a view would keep the whole tensor alive.
-    return _piece(x, dim, axis, axis.rank, balanced).contiguous()
+    piece = _piece(x, dim, axis, axis.rank, balanced)
+    # A copy even of what lies in a row: a view would keep the whole tensor alive.
+    return piece if balanced else piece.clone(memory_format=torch.contiguous_format)
 
 
 # ---------------------------------------------------------------- with their backward
@@ -265,7 +266,7 @@ def local_part(x: Tensor, dim: int, axis: Group, balanced: bool = False) -> Tens
     """V → S, or anything without gradient: this rank's piece of `dim`, no communication either
     way; backward: zeros where the other ranks' pieces are.
     """
-    return x if axis.size == 1 else _piece(x, dim, axis, axis.rank, balanced).contiguous()
+    return x if axis.size == 1 else _slice(x, dim, axis, balanced)
 
 
 def all_to_all(
