@@ -60,12 +60,13 @@ def _inside(block: Block, saved: SavedTensor) -> Mapping[Term, int]:
 
 def inside_dims(block: Block, op: str) -> tuple[str, tuple[DimExpr, ...]]:
     """A value (the op's result, or of a loss its input) from whose dims, left to right, what the op
-    makes and keeps itself has its own, and those dims: of a batch norm all but the batch."""
+    makes and keeps itself has its own, and those dims. Statistics of a batch norm are of channels,
+    those of a group norm of samples and channels."""
     name = op
     if op not in block.values or not block.values[op].dims:
         name = next(n.name for n in block.ops[op].node.all_input_nodes if n.name in block.values)
-    dims = block.values[name].dims
-    return name, dims[1:] if block.ops[op].kind == "batch_norm" else dims
+    own = {"batch_norm": slice(1, 2), "channel_norm": slice(2)}
+    return name, block.values[name].dims[own.get(block.ops[op].kind, slice(None))]
 
 
 def matched(shape: tuple[int, ...], dims: tuple[DimExpr, ...]) -> tuple[tuple[DimExpr, ...], int]:

@@ -84,7 +84,8 @@ def stage_effects(program: Program, state_ratio: float) -> Iterator[Iterator[tup
 
 def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str, Effect]]:
     """Every effect of a step, with the layer that it belongs to."""
-    yield from _instances(program, {path: None for path in program.choices}, state_ratio)
+    places = dict.fromkeys(path for path, _ in program.model.instances())
+    yield from _instances(program, places, state_ratio)
     for effect in unused_effects(program.model):
         yield "", effect
     yield from _scalars(program)
