@@ -206,7 +206,7 @@ def owner_of(
         source = viewed(block, name, own, setting) if own and views else block.views.get(name)
         if source is None:
             return name, layout
-        if own is not None:
+        if own is not None and source in own.needs:
             layout = own.needs[source]
         name = source
 
@@ -216,7 +216,8 @@ def _typing_of(block: Block, name: str, typing: RegionTyping, setting: Setting) 
     results how the op that made them all takes its inputs."""
     if name in typing.ops:
         own = typing.ops[name]
-        several = [n.name for n in block.node(name).all_input_nodes if n.name not in block.values]
+        sources = [n.name for n in block.node(name).all_input_nodes]
+        several = [n for n in sources if n not in block.values and n in typing.ops]
         return replace(own, needs=typing.ops[several[0]].needs) if several else own
     value = block.values[name]
     if value.needs_grad or block.is_weight(name):
