@@ -12,26 +12,40 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from published_models import Shape, build
-from published_runs import DATA, SITES, Run, read_runs
+from published_runs import DATA, DEVICES, SITES, Run, read_runs
 from rich.console import Console
 from rich.table import Table
 
 import autopar
 from autopar.capture import capture
 from autopar.cluster import resolve_cluster
+from autopar.cost_models.overlap import OverlapCost
 from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.program import Program
 from autopar.plan import Predicted
-from autopar.planning.account import account
+from autopar.planning.account import account, stage_effects, step_seconds
+from autopar.planning.books import Tally, tally, timed
 from autopar.planning.decide import tokens_of
+from autopar.planning.joined import whole_calls
 from autopar.planning.pinned import pinned_program
 from autopar.planning.pins import read_pins
 from autopar.planning.prices import Prices
-from autopar.plugin import Candidate, ClusterSpec, Mesh, Region, Schedule, Strategy
+from autopar.plugin import (
+    Candidate,
+    ClusterSpec,
+    CostModel,
+    Kernels,
+    Mesh,
+    Region,
+    Schedule,
+    Strategy,
+)
 from autopar.registry import select_cost_models, select_strategies
 from autopar.strategies.recompute import Recompute
 
@@ -91,35 +105,140 @@ def strategies() -> tuple[Strategy, ...]:
 
 
 @functools.cache
-def cluster_of(preset: str, devices: int, site: str, software: str) -> ClusterSpec:
-    """The preset with the run's network and the software that it used."""
-    cluster = resolve_cluster(f"{preset}:{devices}")
-    table = json.loads((DATA / "software.json").read_text(encoding="utf-8"))[software]
+def constants() -> Mapping[str, float]:
+    """Of devices ("ampere.sustained"), links ("nvlink.rate") and software ("megatron.op_s"), and
+    those that all devices share ("all.prologue"); see benchmarks/data/README.md."""
+    found: dict[str, float] = json.loads((DATA / "constants.json").read_text(encoding="utf-8"))
+    return found
+
+
+def owners(run: Run) -> tuple[str, ...]:
+    """Whose constants a run depends on."""
+    device = DEVICES[run.preset]
+    network = str(SITES.get(run.site, {}).get("network", "network"))
+    return device, run.software, f"{run.software}_on_{device}", "nvlink", network, "all"
+
+
+def preset_of(run: Run) -> ClusterSpec:
+    """The run's cluster under the preset's figures."""
+    return _preset(run.preset, run.devices, run.power_w)
+
+
+@functools.cache
+def _preset(name: str, devices: int, power_w: int) -> ClusterSpec:
+    spec: dict[str, object] = {"preset": f"{name}:{devices}"}
+    if power_w:
+        spec["memory_bytes_per_s"] = 2.4e12 * 0.86
+    return resolve_cluster(spec)
+
+
+def cluster_of(run: Run, values: Mapping[str, float]) -> ClusterSpec:
+    """The preset with the run's network, and the constants of its device, links and software."""
+    cluster, mine = preset_of(run), owners(run)
+    own = {
+        name.split(".")[1]: value
+        for owner in mine
+        for name, value in values.items()
+        if name.split(".")[0] == owner and owner not in ("nvlink", mine[4])
+    }
     assert cluster.device.kernels is not None
-    kernels = replace(cluster.device.kernels, **table["kernels"])
-    where = SITES.get(site, {})
+    known = {field.name for field in fields(Kernels)}
+    kernels = replace(
+        cluster.device.kernels,
+        joins_pointwise=facts(run.software)["joins_pointwise"],
+        **{name: value for name, value in own.items() if name in known},
+    )
+    device = replace(
+        cluster.device,
+        kernels=kernels,
+        op_overhead_s=own["op_s"],
+        memory_bytes_per_s=cluster.device.memory_bytes_per_s * own["memory"],
+    )
+    network = mine[4]
+    cards = SITES.get(run.site, {}).get("nic", 1.0)
     links = tuple(
-        replace(link, bytes_per_s=link.bytes_per_s * where.get("nic", 1.0))
-        if link.name == "network"
-        else link
+        replace(link, bytes_per_s=link.bytes_per_s * values["nvlink.rate"])
+        if link.name == "nvlink"
+        else replace(
+            link,
+            bytes_per_s=link.bytes_per_s * cards * values[f"{network}.rate"],
+            shared_efficiency=min(1.0, values[f"{network}.shared"])
+            if link.shared_efficiency < 1
+            else 1.0,
+        )
         for link in cluster.links
     )
-    return replace(cluster, device=replace(cluster.device, kernels=kernels), links=links)
+    return replace(cluster, device=device, links=links)
+
+
+@functools.cache
+def facts(software: str) -> Mapping[str, Any]:
+    """What a generation of software did (benchmarks/data/software.json)."""
+    found: dict[str, Mapping[str, Any]] = json.loads(
+        (DATA / "software.json").read_text(encoding="utf-8")
+    )
+    return found[software]
+
+
+@functools.cache
+def cost_models(software: str) -> tuple[CostModel, ...]:
+    """Those that are installed; gradient sums hide where the software hid them."""
+    hides = OverlapCost(hides_sums=facts(software)["hides_sums"])
+    return select_cost_models([hides if m.name == "overlap" else m for m in select_cost_models()])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run's program, and what each of its stages does in a step, worked out once."""
+
+    run: Run
+    program: Program
+    stages: tuple[int, ...]
+    tallies: tuple[Tally, ...]
+    """Of stages that differ; `stages` says which of them each stage is."""
+
+
+def prepare(run: Run) -> Prepared | str:
+    """The run's pinned plan as a program, or why there is none."""
+    if run.unsupported:
+        return run.unsupported
+    try:
+        graph = graph_of(run.shape, run.batch)
+        pins = read_pins(run.pins, (), strategies())
+        program = pinned_program(graph, preset_of(run), strategies(), pins)
+        found: dict[frozenset[object], int] = {}
+        tallies: list[Tally] = []
+        stages = []
+        for effects in stage_effects(program, ADAM):
+            one = tally(whole_calls(effects))
+            key = frozenset(one.items())
+            if key not in found:
+                found[key] = len(tallies)
+                tallies.append(one)
+            stages.append(found[key])
+        return Prepared(run, program, tuple(stages), tuple(tallies))
+    except autopar.AutoparError as error:
+        return str(error)
+
+
+def timed_s(one: Prepared, values: Mapping[str, float]) -> float:
+    """The step's time, as a plan's account has it."""
+    setting = one.program.setting
+    prices = Prices(cost_models(one.run.software), setting.mesh, cluster_of(one.run, values))
+    books = [timed(found, prices, setting.microbatches) for found in one.tallies]
+    return step_seconds([books[stage] for stage in one.stages], setting)
 
 
 def predict(run: Run) -> Outcome:
     """What planning's own account says of the run's pinned plan."""
-    if run.unsupported:
-        return Outcome(run, None, run.unsupported)
-    try:
-        graph = graph_of(run.shape, run.batch)
-        cluster = cluster_of(run.preset, run.devices, run.site, run.software)
-        pins = read_pins(run.pins, (), strategies())
-        program = pinned_program(graph, cluster, strategies(), pins)
-        prices = Prices(select_cost_models(), program.setting.mesh, cluster)
-        return Outcome(run, account(program, prices, ADAM, tokens_of(graph)).predicted)
-    except autopar.AutoparError as error:
-        return Outcome(run, None, str(error))
+    one = prepare(run)
+    if isinstance(one, str):
+        return Outcome(run, None, one)
+    prices = Prices(
+        cost_models(run.software), one.program.setting.mesh, cluster_of(run, constants())
+    )
+    graph = one.program.model
+    return Outcome(run, account(one.program, prices, ADAM, tokens_of(graph)).predicted)
 
 
 # ---------------------------------------------------------------- scores
@@ -206,7 +325,11 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
 def line(one: Outcome) -> str:
     """One run, for reading."""
     run, p = one.run, one.predicted
-    pins = " ".join(f"{key} {value}" for key, value in run.pins.items() if value not in (1, False))
+    pins = " ".join(
+        f"{key} {value}"
+        for key, value in run.pins.items()
+        if value is not False and (key == "zero" or value is True or value != 1)
+    )
     if p is None:
         return f"{run.name}: {one.fault}"
     text = f"{run.name}, {pins}:"

@@ -21,6 +21,15 @@ PRESETS = {
     "B200": "b200",
     "GB200": "gb200_nvl72",
 }
+DEVICES = {
+    "a100": "ampere",
+    "a100_40gb": "ampere",
+    "h100": "hopper",
+    "h200": "hopper",
+    "b200": "blackwell",
+    "gb200_nvl72": "blackwell",
+}
+"""Whose constants a preset's devices have."""
 SITES: Mapping[str, Mapping[str, Any]] = {
     "vtrain": {"nic": 0.5},  # 800 Gb/s a node
     "bloom": {"nic": 0.25, "network": "omni_path"},  # Jean Zay: 4 cards of 100 Gb/s a node
@@ -48,6 +57,8 @@ class Run:
     memory_bytes: float | None
     assumed: tuple[str, ...] = ()
     unsupported: str = ""
+    power_w: int = 0
+    """The devices' limit, where it isn't the usual one; they had slower memory as well."""
 
     @property
     def fitted(self) -> bool:
@@ -174,7 +185,7 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
         group=f"{model['name']} on {row['cluster']['gpus']}, batch {batch}",
         shape=shape,
         batch=batch,
-        preset=PRESETS.get(row["cluster"]["gpu"].removesuffix("-96GB-500W"), ""),
+        preset=PRESETS.get(row["cluster"]["gpu"].replace("96GB-500W", "80GB"), ""),
         devices=row["cluster"]["gpus"],
         site="bloom" if source == "bloom" else "",
         software=software,
@@ -183,6 +194,7 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
         memory_bytes=memory,
         assumed=tuple(assumed),
         unsupported=why,
+        power_w=500 if "500W" in row["cluster"]["gpu"] else 0,
     )
 
 

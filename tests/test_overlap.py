@@ -56,7 +56,7 @@ def test_convex_and_rising(
 ) -> None:
     """What a linear programme needs, and what nobody gains by: more work is never faster."""
     cluster = gpu()
-    both = tuple(a + b for a, b in zip(one, other, strict=True))
+    both = one[0] + other[0], one[1] + other[1], one[2] + other[2]
     assert cost(*both, cluster) <= cost(*one, cluster) + cost(*other, cluster) + 1e-9
     assert cost(*both, cluster) >= cost(*one, cluster) - 1e-9
 
