@@ -42,9 +42,11 @@ _DEVICE_KEYS = (
     "memory_bytes_per_s",
     "op_overhead_s",
     "overhead_bytes",
+    "communicator_bytes",
+    "fragmentation",
     "kernels",
 )
-_OPTIONAL_KEYS = ("overhead_bytes", "kernels")
+_OPTIONAL_KEYS = ("overhead_bytes", "communicator_bytes", "fragmentation", "kernels")
 _FULL_KEYS = ("device", "devices", "links", "source", "date")
 _PRESET_KEYS = ("preset", "devices", "links", *_DEVICE_KEYS)
 
@@ -186,7 +188,9 @@ def _build(full: Mapping[str, Any], source: str, date: str) -> ClusterSpec:
         raise AutoparError(f"device.flops_per_s must map dtype names to rates, not {rates!r}")
     fields = {k: required("device", device, k) for k in _DEVICE_KEYS if k not in _OPTIONAL_KEYS}
     fields["flops_per_s"] = tuple(sorted(rates.items()))
-    fields["overhead_bytes"] = whole_number(device.get("overhead_bytes", 0))
+    for key in ("overhead_bytes", "communicator_bytes"):
+        fields[key] = whole_number(device.get(key, 0))
+    fields["fragmentation"] = device.get("fragmentation", 0.0)
     if "kernels" in device:
         fields["kernels"] = _kernels(device["kernels"])
     fields["memory_bytes"] = whole_number(fields["memory_bytes"])

@@ -25,8 +25,11 @@ def checked(spec: ClusterSpec) -> ClusterSpec:
     positive("device.op_overhead_s", device.op_overhead_s)
     for dtype, rate in device.flops_per_s:
         positive(f"device.flops_per_s[{dtype}]", rate)
-    if device.overhead_bytes != 0:
-        positive("device.overhead_bytes", device.overhead_bytes, whole=True)
+    for key in ("overhead_bytes", "communicator_bytes"):
+        if getattr(device, key) != 0:
+            positive(f"device.{key}", getattr(device, key), whole=True)
+    if device.fragmentation != 0:
+        positive("device.fragmentation", device.fragmentation)
     if device.kernels is not None:
         _check_kernels(device.kernels)
     if not device.flops_per_s:

@@ -49,7 +49,9 @@ class Device:
 
     `flops_per_s` maps dtype names ("float32") to the rate that large matrix multiplications reach;
     `op_overhead_s` is the host's time per op; `overhead_bytes` is the part of `memory_bytes` that
-    no plan can use (the device's context, the libraries' workspaces). `kernels`: where left out,
+    no plan can use (the device's context, the libraries' workspaces), `communicator_bytes` what
+    each group of ranks that communicate takes beside, `fragmentation` by which share an allocator
+    needs more for tensors that come and go than they have. `kernels`: where left out,
     every op goes at the rates above, and the host waits for each.
     """
 
@@ -60,6 +62,8 @@ class Device:
     memory_bytes_per_s: float
     op_overhead_s: float
     overhead_bytes: int = 0
+    communicator_bytes: int = 0
+    fragmentation: float = 0.0
     kernels: Kernels | None = None
 
 

@@ -451,7 +451,7 @@ class Resident:
     """Bytes that one rank holds. "saved" is held once a microbatch in flight; of "transient" only
     the largest at a time."""
 
-    what: Literal["parameter", "gradient", "optimizer", "saved", "transient"]
+    what: Literal["parameter", "gradient", "optimizer", "master", "saved", "transient"]
     bytes: int
     kind: ClassVar[str] = "resident"
 

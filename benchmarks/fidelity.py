@@ -28,9 +28,10 @@ from autopar.cost_models.overlap import OverlapCost
 from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.program import Program
+from autopar.layouts.state_ratio import StateRatio
 from autopar.plan import Predicted
-from autopar.planning.account import account, stage_effects, step_seconds
-from autopar.planning.books import Tally, tally, timed
+from autopar.planning.account import account, stage_effects, stage_of, step_seconds
+from autopar.planning.books import Tally, memory_of, tally, timed
 from autopar.planning.decide import tokens_of
 from autopar.planning.joined import whole_calls
 from autopar.planning.pinned import pinned_program
@@ -43,14 +44,15 @@ from autopar.plugin import (
     Kernels,
     Mesh,
     Region,
+    Resident,
     Schedule,
     Strategy,
 )
 from autopar.registry import select_cost_models, select_strategies
 from autopar.strategies.recompute import Recompute
 
-ADAM = 2.0
-"""State elements for each of a parameter."""
+FORMULA = ("parameter", "gradient", "optimizer", "master", "saved")
+"""Kinds of memory that papers' formulas have."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Outcome:
     run: Run
     predicted: Predicted | None
     fault: str = ""
+    memory_bytes: int = 0
+    """What the source's figure of memory counts of the predicted bytes."""
 
     @property
     def error(self) -> float | None:
@@ -84,7 +88,7 @@ class Outcome:
         """Of a device's memory, relative."""
         if self.predicted is None or self.run.memory_bytes is None:
             return None
-        return self.predicted.memory_bytes / self.run.memory_bytes - 1
+        return self.memory_bytes / self.run.memory_bytes - 1
 
 
 # ---------------------------------------------------------------- prediction
@@ -146,7 +150,7 @@ def cluster_of(run: Run, values: Mapping[str, float]) -> ClusterSpec:
     kernels = replace(
         cluster.device.kernels,
         joins_pointwise=facts(run.software)["joins_pointwise"],
-        **{name: value for name, value in own.items() if name in known},
+        **{name: value for name, value in own.items() if name in known},  # type: ignore[arg-type]
     )
     device = replace(
         cluster.device,
@@ -180,6 +184,11 @@ def facts(software: str) -> Mapping[str, Any]:
     return found[software]
 
 
+def state_of(software: str) -> StateRatio:
+    """What the software kept for each element of a parameter."""
+    return StateRatio(**facts(software)["state"])
+
+
 @functools.cache
 def cost_models(software: str) -> tuple[CostModel, ...]:
     """Those that are installed; gradient sums hide where the software hid them."""
@@ -209,7 +218,7 @@ def prepare(run: Run) -> Prepared | str:
         found: dict[frozenset[object], int] = {}
         tallies: list[Tally] = []
         stages = []
-        for effects in stage_effects(program, ADAM):
+        for effects in stage_effects(program, state_of(run.software)):
             one = tally(whole_calls(effects))
             key = frozenset(one.items())
             if key not in found:
@@ -229,6 +238,23 @@ def timed_s(one: Prepared, values: Mapping[str, float]) -> float:
     return step_seconds([books[stage] for stage in one.stages], setting)
 
 
+def counted_bytes(one: Prepared, prices: Prices, predicted: Predicted) -> int:
+    """The predicted bytes that the source's figure counts: all that the device holds, what its
+    allocator reserved, or, by formula, the layers' states and saved tensors on the first stage."""
+    counts = one.run.counts or str(facts(one.run.software)["counts"])
+    if counts == "device":
+        return predicted.memory_bytes
+    if counts == "allocator":
+        return predicted.memory_bytes - predicted.memory.get("overhead", 0)
+    assert counts == "layers of the first stage", counts
+    effects = next(iter(stage_effects(one.program, state_of(one.run.software))))
+    held = [(path, e) for path, e in effects if path and isinstance(e, Resident)]
+    memory = memory_of(held, stage_of(one.program, 0), prices)
+    return sum(
+        memory.get(kind, 0) for kind in ("parameter", "gradient", "optimizer", "master", "saved")
+    )
+
+
 def predict(run: Run) -> Outcome:
     """What planning's own account says of the run's pinned plan."""
     one = prepare(run)
@@ -238,7 +264,9 @@ def predict(run: Run) -> Outcome:
         cost_models(run.software), one.program.setting.mesh, cluster_of(run, constants())
     )
     graph = one.program.model
-    return Outcome(run, account(one.program, prices, ADAM, tokens_of(graph)).predicted)
+    state = state_of(run.software)
+    predicted = account(one.program, prices, state, tokens_of(graph)).predicted
+    return Outcome(run, predicted, memory_bytes=counted_bytes(one, prices, predicted))
 
 
 # ---------------------------------------------------------------- scores
@@ -344,7 +372,7 @@ def line(one: Outcome) -> str:
         text += f" {run.step_s:.3f} s, predicted {p.step_s:.3f} ({100 * one.error:+.1f} %): {parts}"
     if one.memory_error is not None and run.memory_bytes is not None:
         parts = ", ".join(f"{kind} {size / 2**30:.1f}" for kind, size in p.memory.items())
-        text += f"; {run.memory_bytes / 2**30:.1f} GiB, predicted {p.memory_bytes / 2**30:.1f} "
+        text += f"; {run.memory_bytes / 2**30:.1f} GiB, predicted {one.memory_bytes / 2**30:.1f} "
         text += f"({100 * one.memory_error:+.1f} %): {parts}"
     return text
 

@@ -30,6 +30,7 @@ DEVICES = {
     "gb200_nvl72": "blackwell",
 }
 """Whose constants a preset's devices have."""
+AXES = ("pp", "dp", "cp", "ep", "tp")
 SITES: Mapping[str, Mapping[str, Any]] = {
     "vtrain": {"nic": 0.5},  # 800 Gb/s a node
     "bloom": {"nic": 0.25, "network": "omni_path"},  # Jean Zay: 4 cards of 100 Gb/s a node
@@ -57,6 +58,8 @@ class Run:
     memory_bytes: float | None
     assumed: tuple[str, ...] = ()
     unsupported: str = ""
+    counts: str = ""
+    """What its figure of memory counts, where it isn't what the software's usually does."""
     power_w: int = 0
     """The devices' limit, where it isn't the usual one; they had slower memory as well."""
 
@@ -120,7 +123,7 @@ def _vtrain(which: str, software: Mapping[str, Any]) -> Iterator[Run]:
                 devices=devices,
                 site="vtrain",
                 software="megatron",
-                pins=_pins(parallel, batch, whole["micro batch"]),
+                pins=_pins(parallel, batch, whole["micro batch"], whole["# layers"]),
                 step_s=float(row["iteration time (ms)"]) / 1e3,
                 memory_bytes=None,
             )
@@ -149,7 +152,9 @@ def source_of(row: Mapping[str, Any]) -> str:
 
 
 def _software(row: Mapping[str, Any], source: str) -> str:
-    if source.split("_")[0] in ("narayanan", "korthikanti", "bloom"):
+    if source == "bloom":
+        return "megatron" if row["precision"] == "fp16" else "megatron_bf16"
+    if source.split("_")[0] in ("narayanan", "korthikanti"):
         return "megatron"
     if source == "torchtitan":
         return "fsdp2_eager" if "a100" in row["id"] else "fsdp2"
@@ -161,6 +166,8 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
     software = _software(row, source)
     model, parallel = row["model"], dict(row["parallel"])
     assumed = [f"{field} isn't stated" for field in row["unknown_fields"]]
+    if parallel.get("recompute") == "selective_op":
+        assumed.append("recompute of every second product is taken as of every second layer")
     why = _unsupported(row, parallel)
     shape, batch = _NO_SHAPE, row.get("global_batch") or 0
     pins: Mapping[str, Any] = {}
@@ -170,7 +177,7 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
             micro = max(1, batch // parallel["dp"] // parallel["pp"])
             assumed.append(f"micro batch {micro}: as many microbatches as stages")
         why = _indivisible(batch, parallel, micro)
-        pins = {} if why else _pins(parallel, batch, int(micro))
+        pins = {} if why else _pins(parallel, batch, int(micro), model["layers"])
         dtype = torch.float16 if row["precision"] == "fp16" else torch.bfloat16
         shape = _shape(model, known[software], dtype)
     measured = row["measured"]
@@ -194,6 +201,7 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
         memory_bytes=memory,
         assumed=tuple(assumed),
         unsupported=why,
+        counts="layers of the first stage" if source == "korthikanti_fig1" else "",
         power_w=500 if "500W" in row["cluster"]["gpu"] else 0,
     )
 
@@ -211,8 +219,6 @@ def _unsupported(row: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
         return f"there is no preset for {gpu}"
     if row["precision"] not in ("bf16", "amp_bf16", "fp16"):
         return f"products in {row['precision']} aren't captured"
-    if (parallel.get("cp") or 1) > 1:
-        return "there is no context parallelism yet"
     if not row.get("global_batch") or not parallel.get("pp"):
         return "the batch or the mesh isn't published"
     if "offload" in str(parallel.get("recompute")):
@@ -260,15 +266,19 @@ def _step_s(row: Mapping[str, Any]) -> float | None:
 # ---------------------------------------------------------------- pins
 
 
-def _pins(parallel: Mapping[str, Any], batch: int, micro: int) -> Mapping[str, Any]:
+def _pins(parallel: Mapping[str, Any], batch: int, micro: int, layers: int) -> Mapping[str, Any]:
     """`compile`'s `pin` for a row's mesh and choices."""
-    pins: dict[str, Any] = {axis: parallel.get(axis) or 1 for axis in ("pp", "dp", "ep", "tp")}
+    pins: dict[str, Any] = {axis: parallel.get(axis) or 1 for axis in AXES}
     pins["microbatches"] = batch // pins["dp"] // micro
     zero = parallel.get("zero") or 0
     pins["zero"] = zero if zero and pins["dp"] > 1 else False
     pins["sequence"] = bool(parallel.get("sp")) and pins["tp"] > 1
     recompute = parallel.get("recompute")
     pins["recompute"] = "full" if recompute == "full" else False
+    if recompute in ("selective_layer", "selective_op"):
+        again = {f"blocks.{i}.*": {"recompute": "full"} for i in range(0, layers, 2)}
+        pins["layers"] = again
+        pins["recompute"] = False
     chunks = parallel.get("vp") or 1
     if pins["pp"] > 1 and chunks > 1:
         pins["pipeline"] = {"schedule": "interleaved", "chunks": chunks}

@@ -22,6 +22,7 @@ from autopar.capture.saved import FusedAttention
 from autopar.graph.analyse import analyse
 from autopar.layouts.program import Program
 from autopar.layouts.saved import saved_residents, shared_residents
+from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import type_region
 from autopar.planning.account import program_effects
 from autopar.planning.realise import realise
@@ -76,7 +77,7 @@ def planned(job: Job, pins: dict[str, Any], world: int) -> autopar.Compiled:
 
 def divided(program: Program) -> Local:
     """What the plan's figures are made of: divisions of the whole graphs'."""
-    effects = [e for _, e in program_effects(program, 2.0)]
+    effects = [e for _, e in program_effects(program, StateRatio(2.0))]
     flops = sum(e.flops for e in effects if isinstance(e, Compute) and e.phase == "forward")
     saved = sum(e.bytes for e in effects if isinstance(e, Resident) and e.what == "saved")
     return Local(flops, saved)

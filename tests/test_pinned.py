@@ -11,6 +11,7 @@ from autopar.cluster import resolve_cluster
 from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.program import Program
+from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.account import account
 from autopar.planning.decide import tokens_of
 from autopar.planning.pinned import pinned_program
@@ -38,7 +39,7 @@ def test_same_as_a_search() -> None:
         pins = {**PINS, **OFF, **more}
         program = pinned(graph, pins)
         prices = Prices(select_cost_models(), program.setting.mesh, resolve_cluster("cpu:4"))
-        ours = account(program, prices, 2.0, tokens_of(graph)).predicted
+        ours = account(program, prices, StateRatio(2.0), tokens_of(graph)).predicted
         plan = autopar.compile(given.model, "cpu:4", given.batch, loss=given.loss, pin=pins).plan
         assert ours == plan.predicted
 

@@ -18,6 +18,7 @@ from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.program import Program
+from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.account import account, program_effects
 from autopar.planning.ilp import evaluate
 from autopar.planning.meshes import axes_in_order, settings
@@ -34,7 +35,7 @@ from autopar.plugin import BUCKET, Candidate, Collective
 from autopar.registry import select_cost_models, select_strategies
 from autopar.runtime.gradients import BUCKET_BYTES
 
-RATIO = 2.0
+RATIO = StateRatio(2.0)
 """AdamW keeps two numbers for each of a parameter."""
 ROOMY = 10**12
 STRATEGIES = ("data", "sequence", "tensor", "zero")

@@ -7,6 +7,7 @@ from gpt2_regions import FFN_REGION, STREAM, mesh, param, refined, refusal, regi
 from autopar.errors import AutoparError
 from autopar.layouts.effects import param_effects
 from autopar.layouts.layout import Setting
+from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.full_shards import one_full_shard
 from autopar.planning.legal import candidate_faults
 from autopar.plugin import (
@@ -124,9 +125,17 @@ RANKS = (AxisPart("dp", 4),)
 
 def effects(plan: ParamPlan, microbatches: int, sums: Split = RANKS) -> list[object]:
     found = list(
-        param_effects("w", SHAPE, torch.float32, True, sums, plan, 2.0, microbatches, True)
+        param_effects(
+            "w", SHAPE, torch.float32, True, sums, plan, StateRatio(2.0), microbatches, True
+        )
     )
-    assert sum(isinstance(effect, Compute) for effect in found) == 1
+    added = [e for e in found if isinstance(e, Compute) and e.phase == "backward"]
+    assert [e.bytes for e in added] == (
+        [3 * (SHARD if plan.grad else WHOLE) * (microbatches - 1) // microbatches]
+        if microbatches > 1
+        else []
+    )
+    assert sum(isinstance(effect, Compute) for effect in found) == 1 + len(added)
     return [effect for effect in found if not isinstance(effect, Compute)]
 
 

@@ -14,6 +14,7 @@ from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.shapes import kernel_shape, skipped_share
+from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.traffic import backward_bytes, chained_bytes
 from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import batch_share, first_output, forward_flops, moved_bytes
@@ -224,66 +225,80 @@ def param_effects(
     trainable: bool,
     sums: Split,
     plan: ParamPlan,
-    state_numel: float,
+    state_ratio: StateRatio,
     microbatches: int,
     neighbours: bool,
 ) -> Iterator[Effect]:
     """What one parameter entails: residence, gathering, gradient sums and the optimizer's pass.
 
     `shape` is local to the tensor splits, `sums` the parts over which its gradient is partial,
-    `plan` says what ZeRO shards, `state_numel` is optimizer elements per element. `neighbours`: it
-    is a layer's, so that collectives of the layers around it are under way at the same time.
+    `plan` says what ZeRO shards, `state_ratio` what is kept for each element. `neighbours`: it is
+    a layer's, so that collectives of the layers around it are under way at the same time.
     """
     item, whole = dtype.itemsize, math.prod(shape)
     shard = shard_numel(shape, split_size(plan.state))
-    yield Resident("parameter", (shard if plan.param else whole) * item)
     if not trainable:
+        yield Resident("parameter", (shard if plan.param else whole) * item)
         return
+    gradient, master = state_ratio.gradient_item(item), state_ratio.master_bytes
+    if not (plan.param and master and state_ratio.gathers_master):
+        yield Resident("parameter", (shard if plan.param else whole) * item)
+    if master:
+        yield Resident("master", shard * master)
     # Gradients that nothing is added to any more are scattered as soon as they are there.
     scattered = bool(plan.grad) or microbatches == 1
-    yield Resident("gradient", (shard if scattered else whole) * item)
-    yield Resident("optimizer", math.ceil(shard * state_numel * item))
+    yield Resident("gradient", (shard if scattered else whole) * gradient)
+    yield Resident("optimizer", math.ceil(shard * state_ratio.state_bytes(item)))
     name = str(dtype).removeprefix("torch.")
-    passes = 3 + 2 * state_numel
-    yield Compute("optimizer", 0, math.ceil(shard * item * passes), name, "optimizer")
+    stepped = math.ceil(shard * state_ratio.stepped_bytes(item))
+    yield Compute("optimizer", 0, stepped, name, "optimizer")
+    if microbatches > 1:  # every microbatch's but the first is added to what is there
+        added = (shard if scattered else whole) * (item + 2 * gradient)
+        added = math.ceil(added * (microbatches - 1) / microbatches)
+        yield Compute("pointwise", 0, added, name, "backward")
     if plan.state:
-        whole_bytes = padded_bytes(shape, item, split_size(plan.state))
-        yield from _shard_effects(what, whole_bytes, plan)
-        yield Resident("transient", _whole_copies(plan, scattered, neighbours) * whole_bytes)
+        pieces = split_size(plan.state)
+        value_bytes, gradient_bytes = (padded_bytes(shape, b, pieces) for b in (item, gradient))
+        yield from _shard_effects(what, value_bytes, gradient_bytes, plan)
+        values, gradients = _whole_copies(plan, scattered, neighbours)
+        yield Resident("transient", values * value_bytes + gradients * gradient_bytes)
     rest = tuple(part for part in sums if part not in plan.state)
     if rest:
-        yield Collective("all_reduce", shard * item, rest, "grad_sync", "step", what, BUCKET)
+        yield Collective("all_reduce", shard * gradient, rest, "grad_sync", "step", what, BUCKET)
 
 
-def _whole_copies(plan: ParamPlan, scattered: bool, neighbours: bool) -> int:
-    """How many whole copies exist at the peak, in the backward, beside what is resident.
+def _whole_copies(plan: ParamPlan, scattered: bool, neighbours: bool) -> tuple[int, int]:
+    """How many whole values and gradients exist at the peak, in the backward, beside what is
+    resident.
 
     Gradients that accumulate whole: the flat buffer that they are scattered from. Others: the
     gradient, and that buffer of the layer before. Stage 3: the gathered value as well, and for
     layers that of the next one, which FSDP2 prefetches.
     """
     if not scattered:
-        return 1
+        return 0, 1
     if not plan.param:
-        return 2
-    return 4 if neighbours else 2
+        return 0, 2
+    return (2, 2) if neighbours else (1, 1)
 
 
-def _shard_effects(what: str, whole_bytes: int, plan: ParamPlan) -> Iterator[Collective]:
+def _shard_effects(
+    what: str, value_bytes: int, gradient_bytes: int, plan: ParamPlan
+) -> Iterator[Collective]:
     """ZeRO's collectives (Rajbhandari et al. 2020). Stage 3 gathers for every forward and every
     backward; else once a step, and where gradients accumulate whole (1) one sum a step is due. The
     next unit's is under way while one is used, so they hide behind compute."""
     axes = plan.state
     unit = "shards of " + ("parameters" if plan.param else "gradients" if plan.grad else "state")
     if plan.param:
-        yield Collective("all_gather", whole_bytes, axes, "forward", "microbatch", what, unit, True)
+        yield Collective("all_gather", value_bytes, axes, "forward", "microbatch", what, unit, True)
         yield Collective(
-            "all_gather", whole_bytes, axes, "backward", "microbatch", what, unit, True
+            "all_gather", value_bytes, axes, "backward", "microbatch", what, unit, True
         )
     else:
-        yield Collective("all_gather", whole_bytes, axes, "forward", "step", what, unit, True)
+        yield Collective("all_gather", value_bytes, axes, "forward", "step", what, unit, True)
     per: Literal["microbatch", "step"] = "microbatch" if plan.grad else "step"
-    yield Collective("reduce_scatter", whole_bytes, axes, "backward", per, what, unit, True)
+    yield Collective("reduce_scatter", gradient_bytes, axes, "backward", per, what, unit, True)
 
 
 def param_layout(needs: Mapping[str, Layout] | tuple[Layout, ...]) -> Layout:

@@ -18,6 +18,7 @@ from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program, runs_alone
 from autopar.layouts.saved import Held, Kept, held
 from autopar.layouts.stages import Here
+from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import OpTyping, RegionTyping
 from autopar.plan import CollectiveTotal, Predicted, StagePredicted
 from autopar.planning.books import Books, Stage, books_of, skeleton_name
@@ -42,7 +43,7 @@ class Account:
     collectives: tuple[CollectiveTotal, ...]
 
 
-def account(program: Program, prices: Prices, state_ratio: float, tokens: int) -> Account:
+def account(program: Program, prices: Prices, state_ratio: StateRatio, tokens: int) -> Account:
     """Price a finished program."""
     every = [
         books_of(effects, stage_of(program, stage), prices, program.setting.microbatches)
@@ -69,7 +70,9 @@ def stage_of(program: Program, stage: int) -> Stage:
     return Stage(table.in_flight(stage), chunks)
 
 
-def stage_effects(program: Program, state_ratio: float) -> Iterator[Iterator[tuple[str, Effect]]]:
+def stage_effects(
+    program: Program, state_ratio: StateRatio
+) -> Iterator[Iterator[tuple[str, Effect]]]:
     """For each stage (one, where there are none) every effect of a step on one rank."""
     if program.cut is None:
         yield program_effects(program, state_ratio)
@@ -82,7 +85,7 @@ def stage_effects(program: Program, state_ratio: float) -> Iterator[Iterator[tup
         yield itertools.chain(*found, _scalars(program))
 
 
-def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str, Effect]]:
+def program_effects(program: Program, state_ratio: StateRatio) -> Iterator[tuple[str, Effect]]:
     """Every effect of a step, with the layer that it belongs to."""
     places = dict.fromkeys(path for path, _ in program.model.instances())
     yield from _instances(program, places, state_ratio)
@@ -91,7 +94,9 @@ def program_effects(program: Program, state_ratio: float) -> Iterator[tuple[str,
     yield from _scalars(program)
 
 
-def part_effects(program: Program, state_ratio: float, part: int) -> Iterator[tuple[str, Effect]]:
+def part_effects(
+    program: Program, state_ratio: StateRatio, part: int
+) -> Iterator[tuple[str, Effect]]:
     """Every effect of one part, with the layer that it belongs to."""
     setting, cut = program.setting, program.cut
     assert cut is not None and setting.schedule is not None
@@ -109,7 +114,7 @@ def part_effects(program: Program, state_ratio: float, part: int) -> Iterator[tu
 
 
 def _instances(
-    program: Program, places: Mapping[str, Here | None], state_ratio: float
+    program: Program, places: Mapping[str, Here | None], state_ratio: StateRatio
 ) -> Iterator[tuple[str, Effect]]:
     """Every effect of the layers at these paths, and of the skeleton (""), or what one part has of
     it. Of layers that run alike they are worked out once."""
@@ -179,7 +184,7 @@ def instance_effects(
     program: Program,
     path: str,
     regions: Mapping[str, Held],
-    state_ratio: float,
+    state_ratio: StateRatio,
     here: Here | None = None,
 ) -> Iterator[Effect]:
     """Every effect of the layer `path`, or of the skeleton ("") (of what one part has of it), but

@@ -14,7 +14,10 @@ from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
 from autopar.plugin import Alongside, Collective, Compute, Effect, Resident
 
-ORDER = ("parameter", "gradient", "optimizer", "saved", "transient", "overhead")
+ORDER = (
+    *("parameter", "gradient", "optimizer", "master", "saved", "transient"),
+    *("fragmentation", "overhead"),
+)
 Key = tuple[str, tuple[str, ...], str, str]
 """Of a collective: op, axes, phase, algorithm."""
 
@@ -88,12 +91,8 @@ def books_of(
     """The books of one stage."""
     found = list(whole_calls(effects))
     books = timed(tally(found), prices, microbatches)
-    resident = [
-        (path, effect, math.ceil(prices.cost(effect)))
-        for path, effect, _ in found
-        if isinstance(effect, Resident)
-    ]
-    books.memory = _memory(resident, stage, prices.overhead_bytes())
+    held = [(path, effect) for path, effect, _ in found if isinstance(effect, Resident)]
+    books.memory = memory_of(held, stage, prices)
     return books
 
 
@@ -175,26 +174,35 @@ def _close(
     books.once_s += waited_once_s
 
 
-def _memory(
-    resident: Iterable[tuple[str, Resident, int]], stage: Stage, overhead_bytes: int
-) -> dict[str, int]:
-    memory: Counter[str] = Counter(overhead=overhead_bytes)
+def memory_of(held: Iterable[tuple[str, Resident]], stage: Stage, prices: Prices) -> dict[str, int]:
+    """Bytes by kind: those that effects declare, and what their prices add to them."""
+    resident = [(path, effect, math.ceil(prices.cost(effect))) for path, effect in held]
+    priced = _held(((path, effect.what, size) for path, effect, size in resident), stage)
+    declared = _held(((path, effect.what, effect.bytes) for path, effect, _ in resident), stage)
+    memory = Counter(declared)
+    memory["fragmentation"] = sum(priced.values()) - sum(declared.values())
+    memory["overhead"] = prices.overhead_bytes()
+    return {kind: memory[kind] for kind in ORDER if memory.get(kind)}
+
+
+def _held(resident: Iterable[tuple[str, str, int]], stage: Stage) -> Mapping[str, int]:
+    memory: Counter[str] = Counter()
     transients: Counter[str] = Counter()
     saved: Counter[int] = Counter()
-    for path, effect, size in resident:
-        if effect.what == "saved":
+    for path, what, size in resident:
+        if what == "saved":
             saved[stage.chunks[path]] += size
-        elif effect.what == "transient":
+        elif what == "transient":
             transients[path] += size
         else:
-            memory[effect.what] += size
+            memory[what] += size
     # What the skeleton needs for a moment stays for the whole step.
     skeleton = sum(transients.pop(skeleton_name(c), 0) for c in set(stage.chunks.values()))
     memory["transient"] = skeleton + max(transients.values(), default=0)
     memory["saved"] = max(
         sum(held * saved[chunk] for chunk, held in enumerate(counts)) for counts in stage.in_flight
     )
-    return {kind: int(memory[kind]) for kind in ORDER if memory.get(kind)}
+    return memory
 
 
 def one_call(total: Collective, calls: int) -> Collective:

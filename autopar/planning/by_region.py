@@ -17,6 +17,7 @@ from autopar.layouts.flow import needs
 from autopar.layouts.layout import Layout
 from autopar.layouts.program import Program
 from autopar.layouts.stages import Here
+from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import RegionTyping
 from autopar.plan import Plan, RegionCost
 from autopar.planning.account import runs_again, stage_effects
@@ -49,7 +50,7 @@ class _Share:
 
 
 def region_costs(
-    program: Program, plan: Plan, prices: Prices, state_ratio: float
+    program: Program, plan: Plan, prices: Prices, state_ratio: StateRatio
 ) -> tuple[RegionCost, ...]:
     """Seconds of a step by region, on the ranks that hold it, in the order of the plan's regions;
     last, what belongs to no region: ops on inputs, scalars, what stages send each other."""
@@ -162,7 +163,7 @@ def _weights(prices: Prices, work: Alongside) -> Seconds:
 # ---------------------------------------------------------------- whose effects are whose
 
 
-def _owned(program: Program, state_ratio: float, stage: int) -> Iterator[tuple[Where, Effect]]:
+def _owned(program: Program, state_ratio: StateRatio, stage: int) -> Iterator[tuple[Where, Effect]]:
     """The effects of a stage that belong to a region."""
     if program.cut is None:
         places: list[tuple[str, Here | None]] = [(p, None) for p, _ in program.model.instances()]
@@ -178,7 +179,7 @@ def _owned(program: Program, state_ratio: float, stage: int) -> Iterator[tuple[W
 
 
 def _of_layer(
-    program: Program, state_ratio: float, path: str, here: Here | None
+    program: Program, state_ratio: StateRatio, path: str, here: Here | None
 ) -> Iterator[tuple[Where, Effect]]:
     flow, chosen, group = program.flows[path], program.choices[path], program.group(path)
     block, setting = flow.block, program.setting

@@ -6,12 +6,13 @@ import torch
 
 from autopar.capture.captured import ParamMeta
 from autopar.errors import AutoparError
+from autopar.layouts.state_ratio import StateRatio
 from autopar.runtime.training import OptimizerFactory, build_optimizer
 
 SIDE = 4
 
 
-def state_ratio(optimizer: OptimizerFactory | None, params: Iterable[ParamMeta]) -> float:
+def state_ratio(optimizer: OptimizerFactory | None, params: Iterable[ParamMeta]) -> StateRatio:
     """State elements per parameter element, the largest over the trainable parameters.
 
     `optimizer` as in `compile`: a class or partial of torch.optim, or a callable of named
@@ -23,7 +24,7 @@ def state_ratio(optimizer: OptimizerFactory | None, params: Iterable[ParamMeta])
         if p.trainable
     }
     if not tiny:
-        return 0.0
+        return StateRatio(0.0)
     try:
         built = build_optimizer(optimizer, list(tiny.items()))
         for value in tiny.values():
@@ -36,4 +37,4 @@ def state_ratio(optimizer: OptimizerFactory | None, params: Iterable[ParamMeta])
         state = built.state.get(value, {})
         kept = sum(t.numel() for t in state.values() if torch.is_tensor(t) and t.dim() > 0)
         ratios.append(kept / value.numel())
-    return max(ratios)
+    return StateRatio(max(ratios))

@@ -16,6 +16,7 @@ from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import group_of
 from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Here
+from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout
 from autopar.planning.joined import Taken, unit_edges
 from autopar.planning.prices import Bill, Prices
@@ -47,7 +48,7 @@ class Pricer:
     setting: Setting
     prices: Prices
     candidates: RegionCandidates
-    state_ratio: float
+    state_ratio: StateRatio
     works: Works
     bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
     param_bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)

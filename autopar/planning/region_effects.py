@@ -18,6 +18,7 @@ from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.saved import saved_residents
 from autopar.layouts.stages import Cut, Here
+from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import RegionTyping
 from autopar.mesh import AxisPart, split_size
 from autopar.plugin import Collective, Compute, Effect, GradientSync, ParamPlan, Resident
@@ -66,7 +67,7 @@ def one_param(
     name: str,
     layout: Layout,
     setting: Setting,
-    state_ratio: float,
+    state_ratio: StateRatio,
     neighbours: bool,
     here: Here | None = None,
 ) -> Iterator[Effect]:

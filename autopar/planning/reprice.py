@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.layouts.program import Program
+from autopar.layouts.state_ratio import StateRatio
 from autopar.plan import Certificate, Plan, Predicted
 from autopar.planning.account import account
 from autopar.planning.decide import model_id, opaque_ops, region_choices, schedule_choice, tokens_of
@@ -18,7 +19,7 @@ REPRICED = (
 )
 
 
-def reprice(program: Program, plan: Plan, prices: Prices, state_ratio: float) -> Plan:
+def reprice(program: Program, plan: Plan, prices: Prices, state_ratio: StateRatio) -> Plan:
     """The plan of a verified program with its own figures.
 
     The certificate, the alternatives and what the plan is compared with stay only where the figures

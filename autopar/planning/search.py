@@ -8,6 +8,7 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.program import Program
 from autopar.layouts.stages import Cut
+from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.cuts import cuts
 from autopar.planning.ilp import lower_bound, solve
 from autopar.planning.meshes import axes_in_order, settings
@@ -34,13 +35,13 @@ from autopar.text import size
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """`limit_bytes` per device; `gap` at which a solve may stop; `state_ratio` optimizer elements
-    per parameter element."""
+    """`limit_bytes` per device; `gap` at which a solve may stop; `state_ratio`: what training
+    keeps for each element of a parameter."""
 
     limit_bytes: int
     gap: float
     time_limit_s: float | None
-    state_ratio: float
+    state_ratio: StateRatio
     solver: str = "highs"
 
 
