@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autopar.plan import Alternative, Plan, RegionChoice, ScheduleChoice
-from autopar.text import layer_span, mesh_text, seconds, size, strategy_text
+from autopar.text import layer_span, mesh_text, seconds, short_mesh, size, strategy_text
 from autopar.why import regions_table, rivals_table, speed_up
 
 MOST_MESHES = 6
@@ -163,8 +163,7 @@ def cost_of(other: Alternative) -> float:
 
 
 def _instead(other: Alternative) -> str:
-    mesh = mesh_text({axis: length for axis, length in other.mesh.items() if length > 1})
     cost = seconds(other.step_s) if other.step_s is not None else other.why
     by = f" by {other.schedule}" if other.schedule else ""
     times = "" if other.microbatches == 1 else f", {other.microbatches} microbatches"
-    return f"  instead {mesh or 'one device'}{by}{times}: {cost}"
+    return f"  instead {short_mesh(other.mesh)}{by}{times}: {cost}"

@@ -10,6 +10,11 @@ def mesh_text(axes: Mapping[str, int]) -> str:
     return " · ".join(f"{axis} {length}" for axis, length in axes.items())
 
 
+def short_mesh(axes: Mapping[str, int]) -> str:
+    """A mesh without its axes of size 1; "one device" where there is no other."""
+    return mesh_text({axis: length for axis, length in axes.items() if length > 1}) or "one device"
+
+
 def strategy_text(name: str, options: Mapping[str, Option]) -> str:
     """A strategy with its options: "zero 3 within 2"."""
     first, *rest = options.items() or [("", "")]

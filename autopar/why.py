@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 
 from autopar.plan import Plan, Predicted, Rival
-from autopar.text import layer_span, mesh_text, seconds, size
+from autopar.text import layer_span, seconds, short_mesh, size
 
 PARTS: Mapping[str, str] = {
     "compute_s": "compute",
@@ -88,8 +88,7 @@ def difference(own: Predicted, theirs: Predicted) -> Iterator[str]:
 def _setting(rival: Rival) -> str:
     if not rival.mesh:
         return ""
-    mesh = mesh_text({axis: length for axis, length in rival.mesh.items() if length > 1})
     by = f" by {rival.schedule}" if rival.schedule else ""
     times = "" if rival.microbatches == 1 else f", {rival.microbatches} microbatches"
     used = "; ".join(f"{name} ×{count}" for name, count in rival.used.items())
-    return f"{mesh or 'one device'}{by}{times}" + (f"; {used}" if used else "")
+    return f"{short_mesh(rival.mesh)}{by}{times}" + (f"; {used}" if used else "")

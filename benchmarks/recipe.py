@@ -2,7 +2,8 @@
 
 python benchmarks/recipe.py [--only-recipe] [--limit-s S] [pair …]
 
-Each pair runs in a process of its own, which ends after S seconds. Both are predictions of the same
+Weights, gradients and optimizer state are 16 bits wide (float16 on V100, else bfloat16). Each pair
+runs in a process of its own, which ends after S seconds. Both are predictions of the same
 cost models; the time is planning's alone, without imports, building and capturing the model.
 """
 
@@ -45,8 +46,14 @@ def measure(name: str, cluster: str, samples: int, only_recipe: bool) -> dict[st
     warnings.simplefilter("ignore")
     full = {key: build for family in FAMILIES.values() for key, build in family.full.items()}
     job = full[name]()
+    half = torch.float16 if cluster.startswith("v100") else torch.bfloat16
+    job.model.to(half)
     batch = {
-        key: torch.empty((samples, *value.shape[1:]), dtype=value.dtype, device="meta")
+        key: torch.empty(
+            (samples, *value.shape[1:]),
+            dtype=half if value.is_floating_point() else value.dtype,
+            device="meta",
+        )
         for key, value in job.batch.items()
     }
     out: dict[str, Any] = {}

@@ -84,6 +84,12 @@ def test_the_table(found: Sensitivity) -> None:
         assert shift.what in text
     assert "what would change (" in text and "chosen then" in text
     assert changes(found.plan, found.plan) == "the same"
+    for shift in found.shifts:
+        assert shift.best is not None
+        kept_s, best_s = shift.kept_s, shift.best.predicted.step_s
+        as_good = kept_s is not None and kept_s * (1 - 1e-3) <= best_s
+        one = replace(found, shifts=(shift,))
+        assert ("this plan is as good as any" in " ".join(str(one).split())) is as_good
 
 
 def test_where_nothing_would_fit() -> None:

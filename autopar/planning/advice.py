@@ -15,7 +15,7 @@ from autopar.planning.request import Request, make_plan
 from autopar.planning.watch import Watch, unwatched
 from autopar.plugin import Strategy
 from autopar.registry import select_strategies
-from autopar.text import mesh_text, seconds, size
+from autopar.text import seconds, short_mesh, size
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 """How many times more devices are tried, until some fit."""
@@ -51,7 +51,7 @@ class Advice:
             microbatches = "" if plan.microbatches == 1 else f", {plan.microbatches} microbatches"
             table.add_row(
                 change.what,
-                f"{mesh_text(plan.axes)}{microbatches}",
+                f"{short_mesh(plan.axes)}{microbatches}",
                 size(plan.predicted.memory_bytes),
                 seconds(plan.predicted.step_s),
             )

@@ -19,7 +19,7 @@ from autopar.planning.pins import read_pins
 from autopar.planning.reprice import unproven
 from autopar.planning.request import Request, make_plan
 from autopar.planning.watch import Watch, unwatched
-from autopar.text import mesh_text, size
+from autopar.text import short_mesh, size
 
 DATA, TENSOR, EXPERT, STAGES = "dp", "tp", "ep", "pp"
 ZERO, RECOMPUTE, SCHEDULE = "zero", "recompute", "1f1b"
@@ -96,10 +96,9 @@ def levels(request: Request) -> Iterator[tuple[Lane, ...]]:
 def step_text(step: Step) -> str:
     """A step for reading: "pp 4 · dp 2 · tp 8 by 1f1b, zero 1"; axes of size 1 are left out."""
     sizes = {name: value for name, value in step.items() if type(value) is int and name != ZERO}
-    mesh = {axis: length for axis, length in sizes.items() if length > 1}
     words = [f"{name} {step[name]}" for name in (ZERO, RECOMPUTE) if step.get(name)]
     by = f" by {step['schedule']}" if "schedule" in step else ""
-    return ", ".join([(mesh_text(mesh) or "one device") + by, *words])
+    return ", ".join([short_mesh(sizes) + by, *words])
 
 
 def _tried(

@@ -1,6 +1,7 @@
 """How much a plan hangs on the cluster's numbers: what a little more or less would change."""
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,10 @@ from autopar.planning.prices import Prices
 from autopar.planning.realise import realise
 from autopar.planning.request import Request, make_plan
 from autopar.planning.watch import Watch, unwatched
-from autopar.text import mesh_text, seconds, strategy_text
+from autopar.text import seconds, short_mesh, strategy_text
+
+SAME = 1e-3
+"""Plans whose steps are closer than that, as a share, are as good as each other."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,21 @@ class Sensitivity:
                 shift.what,
                 "doesn't fit" if shift.kept_s is None else self._step(shift.kept_s),
                 "none" if shift.best is None else self._step(shift.best.predicted.step_s),
-                shift.why if shift.best is None else changes(self.plan, shift.best),
+                self._chosen(shift),
             )
         console.print(table)
         return out.getvalue()
 
     def __str__(self) -> str:
         return self.summary()
+
+    def _chosen(self, shift: Shift) -> str:
+        if shift.best is None:
+            return shift.why
+        kept_s = math.inf if shift.kept_s is None else shift.kept_s
+        if kept_s * (1 - SAME) <= shift.best.predicted.step_s:
+            return "this plan is as good as any"
+        return changes(self.plan, shift.best)
 
     def _step(self, step_s: float) -> str:
         return f"{seconds(step_s)} ({step_s / self.plan.predicted.step_s - 1:+.1%})"
@@ -88,7 +100,7 @@ def changes(before: Plan, after: Plan) -> str:
     """What is chosen otherwise, in short: "dp 4 instead of dp 2 · tp 2; 6 regions otherwise"."""
     found = []
     if dict(before.axes) != dict(after.axes):
-        found.append(f"{_mesh(after)} instead of {_mesh(before)}")
+        found.append(f"{short_mesh(after.axes)} instead of {short_mesh(before.axes)}")
     if before.microbatches != after.microbatches:
         found.append(f"{after.microbatches} microbatches instead of {before.microbatches}")
     if _schedule(before) != _schedule(after):
@@ -98,10 +110,6 @@ def changes(before: Plan, after: Plan) -> str:
     if others:
         found.append(f"{others} of {len(old)} regions otherwise")
     return "; ".join(found) or "the same"
-
-
-def _mesh(plan: Plan) -> str:
-    return mesh_text({axis: length for axis, length in plan.axes.items() if length > 1}) or "one"
 
 
 def _schedule(plan: Plan) -> str:
