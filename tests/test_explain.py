@@ -7,6 +7,7 @@ import pytest
 import torch
 from clusters import cluster
 from models import classifier
+from pool import Pool
 
 import autopar
 from autopar import AutoparError, Plan
@@ -110,3 +111,19 @@ def test_what_came_from_outside_was_not_searched(plan: Plan) -> None:
     emitted = autopar.emit(classifier().model, plan, loss=classifier().loss)
     with pytest.raises(AutoparError, match="only what compile and recipe return can be explained"):
         emitted.explained()
+
+
+def explained_here() -> str:
+    """A task for the pool: what the summary of the explained plan says, or why there is none."""
+    job = classifier()
+    made = autopar.compile(job.model, cluster(), job.batch, loss=job.loss, pin={"dp": 4})
+    try:
+        return made.explained(meshes=0).summary()
+    except AutoparError as error:
+        return str(error)
+
+
+def test_rank_0_explains(pool4: Pool) -> None:
+    first, *others = pool4.run(explained_here)
+    assert "times as fast as the recipe" in first
+    assert {text[:44] for text in others} == {"only what compile and recipe return can be e"}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from clusters import cluster
 from models import Job, classifier, deep_classifier, gpt2
+from pool import Pool
 
 import autopar
 from autopar import AutoparError, InfeasibleError
@@ -137,6 +138,25 @@ def test_an_error_that_travelled_has_its_plan_but_no_advice() -> None:
     assert again.smallest == error.smallest
     with pytest.raises(AutoparError, match="there is advice only where the planner itself"):
         again.advice()
+
+
+def fails_on_this_rank() -> tuple[int, int, str]:
+    """A task for the pool: short by, bytes of the smallest plan, how advice ends here."""
+    error = error_of(classifier(), 8_000, forbid=["zero"])
+    assert error.smallest is not None
+    try:
+        ends = str(error.advice(progress=False))
+    except AutoparError as refusal:
+        ends = str(refusal)
+    return error.short_bytes, error.smallest.predicted.memory_bytes, ends
+
+
+def test_every_rank_has_the_smallest_plan_and_rank_0_the_advice(pool4: Pool) -> None:
+    first, *others = pool4.run(fails_on_this_rank)
+    assert "each of these alone would fit" in first[2]
+    for short, needs, ends in others:
+        assert (short, needs) == first[:2] and needs == 8_000 + short
+        assert ends.startswith("there is advice only where the planner itself found")
 
 
 def test_advice_on_the_command_line(

@@ -17,7 +17,7 @@ from autopar.plan import Plan
 from autopar.planning.meshes import axes_in_order
 from autopar.planning.pins import read_pins
 from autopar.planning.reprice import unproven
-from autopar.planning.request import Request, make_plan
+from autopar.planning.request import Request, find, make_plan
 from autopar.planning.watch import Watch, unwatched
 from autopar.text import short_mesh, size
 
@@ -111,7 +111,7 @@ def _tried(
         pins = read_pins(step, forbid, request.strategies)
         if most > 1:
             try:
-                make_plan(replace(request, pins=replace(pins, microbatches=most)), watch)
+                find(replace(request, pins=replace(pins, microbatches=most)), watch)
             except InfeasibleError as error:
                 return error  # nothing needs less
             except AutoparError:

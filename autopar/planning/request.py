@@ -8,7 +8,7 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.plan import Plan
 from autopar.planning.decide import decide
 from autopar.planning.pins import Pins
-from autopar.planning.search import SearchOptions, search
+from autopar.planning.search import Found, SearchOptions, search
 from autopar.planning.watch import Watch, unwatched
 from autopar.plugin import CostModel, Strategy
 
@@ -30,9 +30,9 @@ class Request:
     asked: Spec
 
 
-def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
-    """Search and decide. Errors: those of `search`."""
-    found = search(
+def find(request: Request, watch: Watch = unwatched) -> Found:
+    """The search alone. Errors: those of `search`."""
+    return search(
         request.model,
         request.cluster,
         request.strategies,
@@ -41,9 +41,13 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         request.options,
         watch,
     )
+
+
+def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
+    """Search and decide. Errors: those of `search`."""
     return decide(
         request.model,
-        found,
+        find(request, watch),
         request.cluster,
         request.options,
         request.batch,
