@@ -131,6 +131,21 @@ def test_advice_to_take_a_strategy_that_was_left_out() -> None:
     assert "take recompute among the strategies" in dict(advice.refused)
 
 
+def test_advice_on_microbatches_that_are_no_power_of_two() -> None:
+    """Six samples on one data rank: a search tries 1 and 2 microbatches, advice 6 as well."""
+    job = classifier()
+    six = Job(job.model, {name: value[:6] for name, value in job.batch.items()}, job.loss)
+    pin = {"tp": 4}
+    found = changes(error_of(six, 8_400, pin=pin).advice())
+    plan = found["pin microbatches = 6"]
+    assert (plan.microbatches, plan.axes["tp"]) == (6, 4)
+    spec = {"preset": "cpu:4", "memory_bytes": 8_400}
+    wanted = autopar.compile(
+        six.model, spec, six.batch, loss=six.loss, pin={**pin, "microbatches": 6}
+    )
+    assert wanted.plan == plan
+
+
 def test_an_error_that_travelled_has_its_plan_but_no_advice() -> None:
     error = error_of(classifier(), 8_000, forbid=["zero"])
     again = pickle.loads(pickle.dumps(error))
