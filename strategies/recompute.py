@@ -77,11 +77,19 @@ class Recompute(Strategy):
     def conflict(
         self, candidate: Candidate, region: Region, mesh: Mesh, schedule: Schedule | None = None
     ) -> str | None:
-        """FSDP2 would gather the parameters of all but the group's last layer once more. Layers in
-        stages aren't recomputed yet."""
-        if schedule is not None:
-            return f"region {region.name}: layers in stages can't be recomputed yet"
+        """FSDP2 would gather the parameters of all but the group's last layer once more. A group
+        may lie in two stages, and a backward in two halves would run the forward twice."""
         again = candidate.recompute
+        if schedule is not None and schedule.table.splits_backward:
+            return (
+                f"region {region.name}: {schedule.name} takes the backward in two halves, and each "
+                "would run the forward again: take another schedule"
+            )
+        if schedule is not None and again is not None and again.layers > 1:
+            return (
+                f"region {region.name}: {again.layers} layers that run again together may lie in "
+                f"different stages of {schedule.name}: recompute each layer by itself"
+            )
         if again is None or again.layers == 1 or not any(p.param for _, p in candidate.params):
             return None
         return (

@@ -37,6 +37,13 @@ MESHES: dict[str, dict[str, Any]] = {
     "cp2_pp2_zero_bubble": {"cp": 2, "pp": 2, "microbatches": 2, "schedule": "zero_bubble"},
     "cp2_ep2": {"cp": 2, "ep": 2},
     "cp2_ep2_zero3": {"cp": 2, "ep": 2, "zero": 3},
+    "cp2_pp2_full": {
+        "cp": 2,
+        "pp": 2,
+        "microbatches": 4,
+        "schedule": "1f1b",
+        "recompute": "full",
+    },
     "cp4_full": {"cp": 4, "recompute": "full"},
     "cp4_selective": {"cp": 4, "recompute": "selective"},
     "cp4_zero3_full": {"cp": 4, "zero": 3, "recompute": "full"},

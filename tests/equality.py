@@ -118,6 +118,32 @@ STAGED: dict[str, dict[str, Any]] = {
             (3, "interleaved"),
         )
     },
+    **{
+        f"pp2_dp2_{name}": {
+            "pp": 2,
+            "dp": 2,
+            "microbatches": 4,
+            "schedule": schedule,
+            "recompute": scope,
+            **more,
+        }
+        for name, schedule, scope, more in (
+            ("1f1b_full", "1f1b", "full", {}),
+            ("gpipe_selective", "gpipe", "selective", {}),
+            ("interleaved_full", "interleaved", "full", {"pipeline": {"chunks": 2}}),
+            ("zero2_full", "1f1b", "full", {"zero": 2}),
+            ("zero3_full", "1f1b", "full", {"zero": 3}),
+            ("zero3_selective", "gpipe", "selective", {"zero": 3}),
+        )
+    },
+    "pp2_tp2_full": {
+        "pp": 2,
+        "tp": 2,
+        "sequence": True,
+        "microbatches": 4,
+        "schedule": "1f1b",
+        "recompute": "full",
+    },
 }
 """Layers in stages along pp."""
 TP2_SEQUENCE: dict[str, Any] = {"dp": 2, "tp": 2, "tensor": True, "sequence": True}

@@ -40,9 +40,21 @@ CASES: dict[str, dict[str, Any]] = {
         }.items()
     },
     "ep4_recompute_full": {"ep": 4, "recompute": "full"},
+    **{
+        f"pp2_ep2_{schedule}": {"pp": 2, "ep": 2, "microbatches": 4, "schedule": schedule}
+        for schedule in ("gpipe", "1f1b", "zero_bubble")
+    },
+    "pp2_ep2_zero2": {"pp": 2, "ep": 2, "microbatches": 4, "schedule": "1f1b", "zero": 2},
+    "pp2_ep2_full": {
+        "pp": 2,
+        "ep": 2,
+        "microbatches": 4,
+        "schedule": "1f1b",
+        "recompute": "full",
+    },
     "ep4_recompute_selective": {"ep": 4, "recompute": "selective"},
 }
-STRATEGIES = ("data", "sequence", "tensor", "zero", "expert", "recompute")
+STRATEGIES = ("data", "sequence", "tensor", "zero", "expert", "recompute", "pipeline")
 COUNTS_ITEM = 4
 """Where experts' rows end is int32."""
 
@@ -121,18 +133,18 @@ def _compare(job: Job, case: str, cluster: str, edits: tuple[Edit, ...]) -> Sent
     # An evaluation, and three steps with as many forwards of as many layers, or with twice as many.
     runs = 2 if CASES[case].get("recompute") else 1
     forwards = len(routes) // (1 + 3 * runs)
-    step = routes[forwards : 2 * forwards]
+    step = routes[forwards : (1 + runs) * forwards]  # each forward's, and those that run again
     config: Any = job.model.config
     item = next(job.model.parameters()).element_size() * config.hidden_size
     experts = config.num_local_experts if hasattr(config, "num_local_experts") else 0
     experts = experts or getattr(config, "n_routed_experts", None) or config.num_experts
-    moved = sum((2 * runs + 2) * item * max(sum(r.sent), sum(r.received)) for r in step)
+    moved = (2 * runs + 2) * item * sum(max(sum(r.sent), sum(r.received)) for r in step) // runs
     sizes = [r.ends.diff(prepend=r.ends.new_zeros(1)) for r in step]
     return Sent(
         comparison,
-        moved + runs * len(step) * experts * COUNTS_ITEM,
-        sum(int((found == 0).sum()) for found in sizes),
-        sum(sum(r.received) for r in step),
+        moved + len(step) * experts * COUNTS_ITEM,
+        sum(int((found == 0).sum()) for found in sizes) // runs,
+        sum(sum(r.received) for r in step) // runs,
     )
 
 

@@ -23,6 +23,8 @@ QUICK = {
     ("mixtral", "ep2_tp2_sequence"),
     ("qwen3_moe", "dp2_ep2_microbatches2_zero1"),
     ("deepseek_v3", "dp2_ep2"),
+    ("mixtral", "pp2_ep2_zero2"),
+    ("qwen3_moe", "pp2_ep2_full"),
     ("deepseek_v3", "dp2_ep2_microbatches2_zero3"),
 }
 PAIRS = [(family, case) for family in MOE for case in CASES]

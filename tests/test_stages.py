@@ -51,6 +51,10 @@ CASES = [
     ("t5", "pp4_1f1b"),
     ("t5", "pp2_dp2_zero1_zero_bubble"),
     ("mixtral", "pp2_tp2"),
+    *(("gpt2", case) for case in STAGED if STAGED[case].get("recompute")),
+    ("llama_uneven", "pp2_dp2_1f1b_full"),
+    ("llama", "pp2_dp2_zero3_selective"),
+    ("t5", "pp2_tp2_full"),
 ]
 
 
@@ -239,6 +243,14 @@ def test_an_illegal_edit_is_an_error(edit: Any, message: str) -> None:
             {"pp": 2, "dp": 2, "zero": 3, "schedule": "zero_bubble"},
             r"'zero' is pinned, but legal in no region.*FSDP2 \(zero 3\) has then freed",
         ),
+        (
+            {"pp": 2, "schedule": "zero_bubble", "recompute": "full"},
+            r"'recompute' is pinned, but legal in no region.*takes the backward in two halves",
+        ),
+        (
+            {"pp": 2, "schedule": "1f1b", "recompute": {"scope": "full", "together": 2}},
+            r"2 layers that run again together may lie in different stages of 1f1b",
+        ),
         ({"schedule": 1}, "pin 'schedule': 1 is not the name of a schedule"),
         ({"pp": 2, "pipeline": {"chunks": 1}}, "chunks 1: an interleaved stage has at least 2"),
         ({"pp": 2, "pipeline": "2f2b"}, "there is no schedule '2f2b': there are gpipe, 1f1b"),
@@ -332,6 +344,22 @@ def test_dropout_goes_on_where_it_was(pool4: Pool, tmp_path: Path) -> None:
 
 def _keys(file: Path) -> set[str]:
     return set(re.findall(r'"(random/\d+/\w+)"', file.read_text(encoding="utf-8")))
+
+
+def test_recomputed_layers_keep_their_inputs_alone() -> None:
+    """For every microbatch in flight; what a layer makes again is there once."""
+    job = MODELS["gpt2"]()
+    pins = {"pp": 2, "tp": 1, "microbatches": 8, "schedule": "gpipe"}
+    kept, again = (
+        autopar.compile(job.model, "cpu:2", job.batch, pin={**pins, "recompute": recompute}).plan
+        for recompute in (False, "full")
+    )
+    assert kept.schedule == again.schedule
+    # 8 samples in flight · 2 layers · positions · hidden · 8 bytes
+    inputs = 8 * 2 * 16 * 32 * 8
+    assert inputs < again.predicted.memory["saved"] < 0.5 * kept.predicted.memory["saved"]
+    assert again.predicted.memory["transient"] > kept.predicted.memory["transient"]
+    assert again.predicted.compute_s > kept.predicted.compute_s
 
 
 # ---------------------------------------------------------------- the choice

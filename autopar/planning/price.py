@@ -70,9 +70,7 @@ class Pricer:
             for name, made, needs in self._values(path, block):
                 inside = [n for n in needs if n[0] == made[0]]
                 across = [n for n in needs if n[0] != made[0]]
-                mine = made[0][0] == path
-                choices = self.candidates[made[0]]
-                again = [mine and self._again(path, c, name) for c in choices]
+                again = self.runs_again(path, made[0], name)
                 for need in inside:
                     self._add_inside(block, name, made, need, again, extra[made[0]])
                 edge = self.edge(path, block, name, made, across, index)
@@ -80,7 +78,7 @@ class Pricer:
                     edges.append(edge)
         slots = tuple(self._slot(key, extra[key]) for key in keys)
         edges += self._unit_edges(index)
-        edges += together_edges(self.candidates, self._group)
+        edges += self.together_edges()
         base = self._base()
         return PlanningProblem(
             slots,
@@ -114,6 +112,15 @@ class Pricer:
             for axis, size in self.setting.mesh.axes
             if size > 1 and (schedule is None or axis != schedule.axis)
         )
+
+    def runs_again(self, path: str, maker: SlotKey, name: str) -> list[bool]:
+        """For each choice of the slot that makes a value: whether its conversions run again."""
+        mine = maker[0] == path
+        return [mine and self._again(path, c, name) for c in self.candidates[maker]]
+
+    def together_edges(self) -> Iterator[Edge]:
+        """What runs again as a whole goes together."""
+        return together_edges(self.candidates, self._group)
 
     def bill(self, path: str, candidate: Candidate, here: Here | None = None) -> Bill:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part

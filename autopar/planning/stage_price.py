@@ -1,7 +1,7 @@
 """Candidates → PlanningProblem where layers lie in stages: what each choice costs each stage."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -59,6 +59,7 @@ class StagePricer:
         self._add_sends(extra)
         slots = tuple(self._slot(key, extra) for key in candidates)
         edges += self._unit_edges(index)
+        edges += self.pricer.together_edges()
         table = self.schedule.table
         stages = Stages(
             table.per_slowest,
@@ -144,10 +145,11 @@ class StagePricer:
     ) -> Iterator[Edge]:
         for path, block in self.pricer.model.instances():
             for name, made, needs in self._values(path, block):
+                again = self.pricer.runs_again(path, made[0], name)
                 for part, uses in needs.items():
                     for need in uses:
                         if need[0] == made[0]:
-                            self._add_inside(block, name, made, need, part, extra)
+                            self._add_inside(block, name, made, need, part, again, extra)
                     across = [need for need in uses if need[0] != made[0]]
                     edge = self.pricer.edge(path, block, name, made, across, index)
                     if edge is not None:
@@ -187,10 +189,11 @@ class StagePricer:
         made: Need,
         need: Need,
         part: int,
+        again: Sequence[bool],
         extra: dict[tuple[SlotKey, int], list[float]],
     ) -> None:
         for c, (start, end) in enumerate(zip(made[1], need[1], strict=True)):
-            seconds = self.pricer.conversion_s(block, name, start, end)
+            seconds = self.pricer.conversion_s(block, name, start, end, again[c])
             assert seconds is not None, (made[0], name)
             self._add(extra, made[0], part, c, seconds / self.microbatches)
 
