@@ -48,7 +48,9 @@ class Likeness:
             splits.append((dim, resized(split, self.setting.mesh)))
         if self.sizes and not any(dim == "batch" for dim, _ in splits):
             return None
-        return Candidate(candidate.region, tuple(splits), recompute=candidate.recompute)
+        if any(part.axis in self.sizes for form in candidate.forms for part in form.axes):
+            return None
+        return replace(_bare(candidate), splits=tuple(splits))
 
 
 def likeness(setting: Setting) -> Likeness:
@@ -69,7 +71,14 @@ def _least_factor(size: int) -> int:
 
 def resized(split: Iterable[AxisPart], mesh: Mesh) -> Split:
     """The parts, whole axes all, as another mesh has them."""
-    return tuple(AxisPart(part.axis, mesh.size(part.axis)) for part in split)
+    return tuple(replace(part, size=mesh.size(part.axis)) for part in split)
+
+
+def _bare(candidate: Candidate) -> Candidate:
+    """All of a candidate that its region's ops depend on."""
+    return Candidate(
+        candidate.region, candidate.splits, recompute=candidate.recompute, forms=candidate.forms
+    )
 
 
 @dataclass(frozen=True)
@@ -82,10 +91,11 @@ class Works:
     works: dict[Key, Work] = field(default_factory=dict)
 
     def typing(self, block: Block, candidate: Candidate) -> RegionTyping:
-        """The layouts of a candidate's region, which only its splits decide."""
-        key = (id(block), candidate.region, candidate.splits)
+        """The layouts of a candidate's region, which only its splits and forms decide."""
+        key = (id(block), candidate.region, candidate.splits, candidate.forms)
         if key not in self.typings:
-            self.typings[key] = type_region(block, Candidate(candidate.region, candidate.splits))
+            bare = replace(_bare(candidate), recompute=None)
+            self.typings[key] = type_region(block, bare)
         return replace(self.typings[key], candidate=candidate)
 
     def of(
@@ -106,8 +116,7 @@ class Works:
             work = self._work(block, reduced, alike.setting, path, group, here, place)
             if not any(p.axis in alike.sizes for c in work.collectives for p in c.axes):
                 return _on(work, setting.mesh)
-        bare = Candidate(candidate.region, candidate.splits, recompute=candidate.recompute)
-        return self._work(block, bare, setting, path, group, here, place)
+        return self._work(block, _bare(candidate), setting, path, group, here, place)
 
     def _work(
         self,
