@@ -6,6 +6,7 @@ from typing import Any
 import context
 import pytest
 import torch
+from clusters import cluster
 from context import EDITS, FAULTS, MESHES, SHAPES, compiled
 from equality import Comparison
 from experts import split_bytes
