@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 
 from autopar.capture.captured import Capture, CapturedGraph, GraphInput, Layer, ParamMeta
+from autopar.capture.collector import collector_paused
 from autopar.capture.export import BlockProgram, export, to_graph
 from autopar.capture.fake import faked, training_mode
 from autopar.capture.find import find_candidates, without_shared
@@ -37,7 +38,7 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Capture:
     params, buffers = _params(model), dict(model.named_buffers(remove_duplicate=False))
     originals = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with training_mode(model) as notes, faked(model, mode):
+    with collector_paused(), training_mode(model) as notes, faked(model, mode):
         found, shared = without_shared(model, find_candidates(model))
         tracer = SkeletonTracer(model, batch, loss, mode, originals, found)
         program, recorder, refused = tracer.export()
