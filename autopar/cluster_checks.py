@@ -53,6 +53,9 @@ def _check_kernels(kernels: Kernels) -> None:
         if isinstance(field.default, bool):
             if not isinstance(value, bool):
                 raise AutoparError(f"device.kernels.{field.name} is {value!r}, not a boolean")
+        elif isinstance(field.default, str):
+            if not isinstance(value, str):
+                raise AutoparError(f"device.kernels.{field.name} is {value!r}, not a dtype's name")
         elif value != field.default:
             positive(f"device.kernels.{field.name}", value)
 

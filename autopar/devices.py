@@ -20,9 +20,10 @@ class Kernels:
     host times h and d join to (d^q + h^q)^(1/q), q = `host_exponent`; a backward has
     `backward_ops` host ops for each forward op, an optimizer step `optimizer_ops` for each
     parameter (torch steps lists of parameters at once on GPUs). `joins_pointwise`: kernels do
-    neighbouring pointwise ops together (a compiler's, or written by hand). A second of
-    communication beside compute slows it by `overlap_slowdown` (1: nothing is hidden); every
-    collective takes `collective_s` beside its algorithm, to start and to wait for the last rank.
+    neighbouring pointwise ops together (a compiler's, or written by hand). `weight_products`: the
+    dtype that operands of products with weights are cast to ("": none). A second of communication
+    beside compute slows it by `overlap_slowdown` (1: nothing is hidden); every collective takes
+    `collective_s` beside its algorithm, to start and to wait for the last rank.
     """
 
     units: int
@@ -39,6 +40,7 @@ class Kernels:
     backward_ops: float
     optimizer_ops: float
     joins_pointwise: bool = False
+    weight_products: str = ""
     overlap_slowdown: float = 1.0
     collective_s: float = 0.0
 

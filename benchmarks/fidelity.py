@@ -24,6 +24,7 @@ from rich.table import Table
 import autopar
 from autopar.capture import capture
 from autopar.cluster import resolve_cluster
+from autopar.cost_models.collectives import CollectiveCost
 from autopar.cost_models.overlap import OverlapCost
 from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import ModelGraph
@@ -40,7 +41,9 @@ from autopar.planning.prices import Prices
 from autopar.plugin import (
     Candidate,
     ClusterSpec,
+    Collective,
     CostModel,
+    Effect,
     Kernels,
     Mesh,
     Region,
@@ -64,6 +67,22 @@ class RecomputeInStages(Recompute):
     ) -> str | None:
         """As without stages."""
         return super().conflict(candidate, region, mesh, None)
+
+
+@dataclass(frozen=True)
+class CutMessages(CollectiveCost):
+    """What all tp ranks have goes to the next stage in parts, one from each, and is gathered there
+    (Narayanan et al. 2021, "scatter/gather optimization"); this project's programs send it whole.
+    """
+
+    def cost(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> float:
+        """Seconds."""
+        ranks = mesh.size("tp")
+        if not isinstance(effect, Collective) or effect.op != "send" or ranks == 1:
+            return super().cost(effect, mesh, cluster)
+        part = replace(effect, bytes=-(-effect.bytes // ranks))
+        gather = replace(effect, op="all_gather", axes=(mesh.part("tp"),))
+        return super().cost(part, mesh, cluster) + super().cost(gather, mesh, cluster)
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,7 @@ def cluster_of(run: Run, values: Mapping[str, float]) -> ClusterSpec:
     kernels = replace(
         cluster.device.kernels,
         joins_pointwise=facts(run.software)["joins_pointwise"],
+        weight_products=run.weight_products,
         **{name: value for name, value in own.items() if name in known},  # type: ignore[arg-type]
     )
     device = replace(
@@ -192,8 +212,10 @@ def state_of(software: str) -> StateRatio:
 @functools.cache
 def cost_models(software: str) -> tuple[CostModel, ...]:
     """Those that are installed; gradient sums hide where the software hid them."""
-    hides = OverlapCost(hides_sums=facts(software)["hides_sums"])
-    return select_cost_models([hides if m.name == "overlap" else m for m in select_cost_models()])
+    mine: dict[str, CostModel] = {"overlap": OverlapCost(hides_sums=facts(software)["hides_sums"])}
+    if facts(software)["cuts_messages"]:
+        mine["collectives"] = CutMessages()
+    return select_cost_models([mine.get(m.name, m) for m in select_cost_models()])
 
 
 @dataclass(frozen=True)

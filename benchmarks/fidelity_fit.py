@@ -93,6 +93,7 @@ def fit(prepared: Sequence[Prepared], start: Constants, steps: int = 8) -> dict[
             damping *= 4
         else:
             break
+        print(f"cost {cost(now):.4f}", flush=True)
         if better < 1e-3 * cost(now):
             break
     return values(at)
@@ -113,8 +114,9 @@ def shown(errors: Mapping[str, float]) -> str:
 
 
 def usable(run: Run) -> bool:
-    """Whether its time is known, and every field of it."""
-    return run.step_s is not None and not run.unsupported and not run.assumed
+    """Whether its time is known, and every field but what was recomputed (assumed: nothing)."""
+    unknown = set(run.assumed) - {"parallel.recompute isn't stated"}
+    return run.step_s is not None and not run.unsupported and not unknown
 
 
 def main() -> None:
@@ -129,7 +131,7 @@ def main() -> None:
     console = Console(width=160)
     runs = sorted(filter(usable, read_runs()), key=lambda r: (repr(r.shape), r.batch))
     prepared = [p for p in map(prepare, runs) if isinstance(p, Prepared)]
-    console.print(f"{len(prepared)} runs")
+    console.print(f"{len(prepared)} of {len(runs)} runs are predicted")
     start = constants()
     half = [p for p in prepared if p.run.fitted]
     rest = [p for p in prepared if not p.run.fitted]

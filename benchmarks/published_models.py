@@ -51,7 +51,7 @@ class Attention(nn.Module):
             self.value = nn.Linear(shape.hidden, kv_width, bias=bias)
         self.out = nn.Linear(width, shape.hidden, bias=bias)
 
-    def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Hidden states [batch, sequence, hidden] to the same."""
         shape = self.shape
         batch, length, _ = x.shape
@@ -97,10 +97,10 @@ class Block(nn.Module):
         self.up = nn.Linear(shape.hidden, shape.ffn, bias=not shape.gated)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=not shape.gated)
 
-    def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Hidden states to hidden states."""
         dropout = self.shape.dropout
-        x = x + F.dropout(self.attention(self.first_norm(x), mask, cos, sin), dropout)
+        x = x + F.dropout(self.attention(self.first_norm(x), cos, sin), dropout)
         inner = self.second_norm(x)
         made = (
             F.silu(self.gate(inner)) * self.up(inner)
@@ -113,7 +113,6 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A language model that returns its loss."""
 
-    mask: Tensor
     cos: Tensor
     sin: Tensor
 
@@ -129,7 +128,6 @@ class Decoder(nn.Module):
         if shape.tied:
             self.head.weight = self.tokens.weight
         length = shape.sequence
-        self.register_buffer("mask", torch.empty(length, length), persistent=False)
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.empty(length, shape.head), persistent=False)
 
@@ -140,7 +138,7 @@ class Decoder(nn.Module):
             x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
         x = F.dropout(x, self.shape.dropout)
         for block in self.blocks:
-            x = block(x, self.mask, self.cos, self.sin)
+            x = block(x, self.cos, self.sin)
         logits = self.head(self.norm(x)).float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 

@@ -30,6 +30,8 @@ DEVICES = {
     "gb200_nvl72": "blackwell",
 }
 """Whose constants a preset's devices have."""
+FP8 = ("fp8", "fp8-cs", "fp8-tensorwise", "amp_fp8", "fp8 (25.09 default)", "fp8-cs (fp8-mx)")
+"""Products with weights in fp8 with one scale a tensor."""
 AXES = ("pp", "dp", "cp", "ep", "tp")
 SITES: Mapping[str, Mapping[str, Any]] = {
     "vtrain": {"nic": 0.5},  # 800 Gb/s a node
@@ -60,6 +62,8 @@ class Run:
     unsupported: str = ""
     counts: str = ""
     """What its figure of memory counts, where it isn't what the software's usually does."""
+    weight_products: str = ""
+    """The dtype that its products with weights ran in, where it isn't the model's."""
     power_w: int = 0
     """The devices' limit, where it isn't the usual one; they had slower memory as well."""
 
@@ -166,6 +170,8 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
     software = _software(row, source)
     model, parallel = row["model"], dict(row["parallel"])
     assumed = [f"{field} isn't stated" for field in row["unknown_fields"]]
+    if "asynctp" in row["id"]:
+        assumed.append("that tensor parallelism's collectives overlap products isn't modelled")
     if parallel.get("recompute") == "selective_op":
         assumed.append("recompute of every second product is taken as of every second layer")
     why = _unsupported(row, parallel)
@@ -201,6 +207,7 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
         memory_bytes=memory,
         assumed=tuple(assumed),
         unsupported=why,
+        weight_products="float8_e4m3fn" if row["precision"] in FP8 else "",
         counts="layers of the first stage" if source == "korthikanti_fig1" else "",
         power_w=500 if "500W" in row["cluster"]["gpu"] else 0,
     )
@@ -217,7 +224,7 @@ def _unsupported(row: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
         return "the model's shape isn't published"
     if gpu not in PRESETS and "500W" not in gpu:
         return f"there is no preset for {gpu}"
-    if row["precision"] not in ("bf16", "amp_bf16", "fp16"):
+    if row["precision"] not in ("bf16", "amp_bf16", "fp16", *FP8):
         return f"products in {row['precision']} aren't captured"
     if not row.get("global_batch") or not parallel.get("pp"):
         return "the batch or the mesh isn't published"

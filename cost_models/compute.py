@@ -83,13 +83,13 @@ def device_seconds(effect: Compute, device: Device) -> float:
     moved_s = moved / device.memory_bytes_per_s
     if not effect.flops:
         return moved_s
-    rates = dict(device.flops_per_s)
-    if effect.dtype not in rates:
+    rates, dtype = dict(device.flops_per_s), _dtype(effect, device)
+    if dtype not in rates:
         raise AutoparError(
-            f"device {device.name!r} has no rate for {effect.dtype}, only for "
+            f"device {device.name!r} has no rate for {dtype}, only for "
             f"{', '.join(rates)}: add it to the cluster's flops_per_s"
         )
-    return max(_flops_seconds(effect, rates[effect.dtype], device), moved_s)
+    return max(_flops_seconds(effect, rates[dtype], device), moved_s)
 
 
 def together(device_s: float, host_s: float, device: Device) -> float:
@@ -101,6 +101,13 @@ def together(device_s: float, host_s: float, device: Device) -> float:
     if not longer:
         return 0.0
     return float(longer * (1 + (shorter / longer) ** q) ** (1 / q))
+
+
+def _dtype(effect: Compute, device: Device) -> str:
+    """The type that its products run in: those with a weight are one product, not one a head."""
+    cast_to = "" if device.kernels is None else device.kernels.weight_products
+    with_weight = effect.op == "matmul" and effect.shape[:1] == (1,)
+    return cast_to if cast_to and with_weight else effect.dtype
 
 
 def _gradient(effect: Compute) -> bool:
@@ -124,9 +131,11 @@ def _flops_seconds(effect: Compute, flops_per_s: float, device: Device) -> float
     count, m, n, k = effect.shape
     # The gradients of both operands: [m, n] by [n, k] and [k, m] by [m, n].
     shapes = ((m, k, n), (k, n, m)) if backward else ((m, n, k),)
-    return sum(
-        product_seconds(
-            count, *shape, effect.dtype, flops_per_s, device.memory_bytes_per_s, kernels
-        )
+    dtype = _dtype(effect, device)
+    # An operand that is cast is read in two bytes and written in one.
+    cast = 3 * m * (n if backward else k) if dtype != effect.dtype else 0
+    cast_s = cast / device.memory_bytes_per_s
+    return cast_s + sum(
+        product_seconds(count, *shape, dtype, flops_per_s, device.memory_bytes_per_s, kernels)
         for shape in shapes
     )

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from autopar.capture import capture
 from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import Block
-from autopar.layouts.layout import Setting
-from autopar.layouts.traffic import backward_bytes, chained
+from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.traffic import backward_bytes, chained, loss_transients
+from autopar.layouts.typing import OpTyping
 from autopar.mesh import Mesh
 
 ROWS, WIDTH = 6, 10
@@ -69,3 +70,30 @@ def test_what_one_kernel_could_do() -> None:
     assert chained(block, block.ops[named(block, "linear", 1)]) is None
     first = named(block, "add")  # used twice: it has to be written
     assert first not in [getattr(chained(block, op), "name", "") for op in block.ops.values()]
+
+
+class Head(nn.Module):
+    """Logits in bfloat16, the loss in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 7, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The mean cross-entropy."""
+        logits = self.head(x).float()
+        return nn.functional.cross_entropy(logits.view(-1, 7), labels.view(-1))
+
+
+def test_a_loss_makes_gradients_of_logits() -> None:
+    batch = {
+        "x": torch.zeros(ROWS, 3, WIDTH, dtype=torch.bfloat16),
+        "labels": torch.zeros(ROWS, 3, dtype=torch.int64),
+    }
+    block = analyse(capture(Head(), batch, None)).skeleton
+    ops = {
+        name: OpTyping({n.name: Layout() for n in op.node.all_input_nodes}, Layout())
+        for name, op in block.ops.items()
+    }
+    (found,) = loss_transients(block, ops, Setting(Mesh(()), (), 1))
+    assert found.bytes == ROWS * 3 * 7 * (4 + 2)  # as float32, and cast back

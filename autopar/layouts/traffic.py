@@ -6,14 +6,16 @@ are added up, each read and the sum written.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 
 import torch.fx
 
 from autopar.graph.model_graph import Block, Op
-from autopar.graph.ops import op_name
+from autopar.graph.ops import VIEW_CLASSES, op_name
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import first_output, internal_bytes, layout_in, made_layout
+from autopar.plugin import Resident
 
 HANDS_ON = frozenset({"add", "sub", "alias", "detach", "clone", "contiguous"})
 """Ops whose inputs of the output's shape get its gradient itself."""
@@ -78,3 +80,37 @@ def chained_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Settin
     value = block.values[source.name]
     layout = layout_in(block, typing, source.name, setting)
     return 2 * setting.local_numel(value.dims, layout) * value.item_bytes
+
+
+def loss_transients(
+    block: Block, ops: Mapping[str, OpTyping], setting: Setting
+) -> Iterator[Resident]:
+    """What a loss needs for a moment: the gradient of its input (the logits, in the loss's
+    precision), and the same on its way through the casts and views before it."""
+    for name, typing in ops.items():
+        op = block.ops[name]
+        source = next((n for n in op.node.all_input_nodes if n.name in typing.needs), None)
+        if op.kind != "loss" or source is None or not block.values[source.name].needs_grad:
+            continue
+        layout, total = typing.needs[source.name], 0
+        while source is not None:
+            value = block.values[source.name]
+            total += (
+                setting.local_numel(value.dims, layout.restrict(value.names)) * value.item_bytes
+            )
+            source = _before_cast(block, source)
+        yield Resident("transient", total)
+
+
+def _before_cast(block: Block, node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input of the cast that made a value, views aside; None where no cast did."""
+    while node.name in block.ops and len(node.all_input_nodes) == 1:
+        (source,) = node.all_input_nodes
+        if source.name not in block.values:
+            return None
+        if op_name(node) == "to":
+            return source
+        if block.ops[node.name].kind not in VIEW_CLASSES:
+            return None
+        node = source
+    return None

@@ -19,6 +19,7 @@ from autopar.layouts.program import Program, runs_alone
 from autopar.layouts.saved import Held, Kept, held
 from autopar.layouts.stages import Here
 from autopar.layouts.state_ratio import StateRatio
+from autopar.layouts.traffic import loss_transients
 from autopar.layouts.typing import OpTyping, RegionTyping
 from autopar.plan import CollectiveTotal, Predicted, StagePredicted
 from autopar.planning.books import Books, Stage, books_of, skeleton_name
@@ -204,6 +205,7 @@ def instance_effects(
             yield from compute_effects(block, block.ops[name], op, setting)
             yield from closing_collectives(block, block.ops[name], op, setting)
         yield from again_effects(block, choices[region], ops, setting, path == group[-1])
+        yield from loss_transients(block, ops, setting)
         held_bytes = regions[region].transient_bytes
         if runs_alone(choices[region]):
             moments += held_bytes

@@ -19,6 +19,7 @@ from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.saved import saved_residents
 from autopar.layouts.stages import Cut, Here
 from autopar.layouts.state_ratio import StateRatio
+from autopar.layouts.traffic import loss_transients
 from autopar.layouts.typing import RegionTyping
 from autopar.mesh import AxisPart, split_size
 from autopar.plugin import Collective, Compute, Effect, GradientSync, ParamPlan, Resident
@@ -42,6 +43,7 @@ def op_effects(
         yield from closing_collectives(block, block.ops[name], op_typing, setting)
     yield from again_effects(block, candidate, ops, setting, path == group[-1])
     yield from saved_residents(block, RegionTyping(candidate, ops), setting, group, path)
+    yield from loss_transients(block, ops, setting)
 
 
 def param_layouts(block: Block, typing: RegionTyping) -> Mapping[str, Layout]:
