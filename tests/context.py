@@ -13,6 +13,7 @@ from experts import wide
 from families import FAMILIES
 from models import Job, float32_raised, gpt2, llama
 from moe import MOE, grouped
+from test_dropout import Masks, recorded
 from torch import Tensor
 
 import autopar
@@ -260,3 +261,35 @@ def attention_errors(name: str, dtype: torch.dtype) -> list[float]:
         errors.append(float((ours.detach().double() - mine(theirs)).abs().max()))
     mesh.close()
     return errors
+
+
+# ---------------------------------------------------------------- dropout
+
+
+RATE = 0.25
+
+
+def dropped(case: str) -> tuple[float, dict[str, Tensor], Masks]:
+    """Loss, gradients, this rank's masks of one step of GPT-2 that drops a quarter everywhere."""
+    masks: Masks = []
+    with float32_raised():
+        job = gpt2(dropout=RATE)
+        parallel = compiled(job, case, "cpu:4").materialize()
+        local = parallel.shard_batch(job.batch)
+        with recorded(masks):
+            loss = parallel.forward_backward(local)
+        gradients = parallel.full_gradients()
+        parallel.close()
+    return float(loss), gradients, masks
+
+
+def whole_mask(ranks: list[Masks], call: int) -> Tensor:
+    """A call's mask of the whole tensor: of activations by balanced chunks of positions, of
+    attention by heads."""
+    kind, parts = ranks[0][call][0], [masks[call][1] for masks in ranks]
+    for i, one in enumerate(parts):
+        assert not any(torch.equal(one, other) for other in parts[:i])
+    if kind == "attention":
+        return torch.cat(parts, 1)
+    halves = [part.chunk(2, 1) for part in parts]
+    return torch.cat([*(h[0] for h in halves), *(h[1] for h in halves[::-1])], 1)

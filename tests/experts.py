@@ -152,8 +152,8 @@ def split_bytes(found: Comparison) -> tuple[dict[Any, int], dict[Any, int], int,
     """Counted and planned bytes but those of all-to-alls; those."""
     counted, planned = Counter(found.counted), Counter(found.planned)
     # Over groups of experts and the experts of a group, ep is two axes.
-    (key,) = {key for key in (*counted, *planned) if key[0] == "all_to_all"}
-    assert all(axis.startswith("ep") for axis in key[1])
+    of_tokens = {key for key in (*counted, *planned) if key[0] == "all_to_all"}
+    (key,) = {key for key in of_tokens if all(axis.startswith("ep") for axis in key[1])}
     tokens = counted.pop(key), planned.pop(key)
     return dict(counted), dict(planned), *tokens
 

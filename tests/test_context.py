@@ -14,8 +14,10 @@ from families import FAMILIES
 from models import Job, classifier, float32_raised, gpt2, llama
 from moe import MOE
 from pool import Pool
+from test_dropout import given
 
 import autopar
+from autopar.capture import reference_loss
 
 TOLERANCE = 1e-9
 QUICK = [
@@ -89,6 +91,31 @@ def test_ring_attention(pool4: Pool, shape: str) -> None:
         assert max(errors) < 1e-12, errors
     for errors in pool4.run(context.attention_errors, shape, torch.bfloat16):
         assert max(errors) < 0.05, errors
+
+
+# ---------------------------------------------------------------- dropout
+
+
+def test_masks_follow_from_the_chunks(pool4: Pool) -> None:
+    """Every rank drops its own positions, and its own heads' weights; the plain model with the same
+    masks has the same loss and gradients."""
+    found = pool4.run(context.dropped, "cp4_all_to_all")
+    ranks = [masks for _, _, masks in found]
+    calls = range(len(ranks[0]))
+    masks = [(ranks[0][call][0], context.whole_mask(ranks, call)) for call in calls]
+    kept = torch.cat([mask.flatten() for kind, mask in masks if kind == "stream"]).double().mean()
+    assert abs(float(kept) - (1 - context.RATE)) < 0.02
+    with float32_raised():
+        job = gpt2(dropout=context.RATE)
+        with given(masks):
+            loss = reference_loss(job.model, job.batch, job.loss)
+        loss.backward()
+    for own, gradients, _ in found:
+        assert abs(own - loss.item()) <= TOLERANCE * loss.item()
+        for name, parameter in job.model.named_parameters():
+            assert parameter.grad is not None
+            error = (gradients[name] - parameter.grad).norm() / parameter.grad.norm()
+            assert float(error) <= 1e-9, name
 
 
 # ---------------------------------------------------------------- what the plan says
