@@ -22,7 +22,7 @@ from autopar.planning.pins import read_pins
 from autopar.planning.realise import realise
 from autopar.planning.recipe import plan_by_recipe
 from autopar.planning.request import Request
-from autopar.planning.search import SearchOptions
+from autopar.planning.tried import SearchOptions
 from autopar.planning.watch import Watch
 from autopar.plugin import CostModel, Strategy
 from autopar.progress import shown

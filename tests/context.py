@@ -49,33 +49,9 @@ MESHES: dict[str, dict[str, Any]] = {
     "cp4_selective": {"cp": 4, "recompute": "selective"},
     "cp4_zero3_full": {"cp": 4, "zero": 3, "recompute": "full"},
 }
-EIGHT: dict[str, dict[str, Any]] = {
-    "cp2_dp2_tp2_zero3": {"cp": 2, "dp": 2, "tp": 2, "tensor": True, "zero": 3},
-    "cp4_tp2_sequence": {"cp": 4, "tp": 2, "tensor": True, "sequence": True},
-    "cp2_pp2_tp2": {
-        "cp": 2,
-        "pp": 2,
-        "tp": 2,
-        "tensor": True,
-        "microbatches": 4,
-        "schedule": "1f1b",
-    },
-    "cp2_pp2_dp2_zero2_full": {
-        "cp": 2,
-        "pp": 2,
-        "dp": 2,
-        "zero": 2,
-        "microbatches": 4,
-        "schedule": "1f1b",
-        "recompute": "full",
-    },
-    "cp4_dp2_hybrid1": {"cp": 4, "dp": 2, "zero": {"stage": 1, "within": 4}},
-    "cp2_ep2_tp2": {"cp": 2, "ep": 2, "tp": 2, "tensor": True},
-}
-"""Of more strategies together, for eight processes."""
 CASES: dict[str, dict[str, Any]] = {
     f"{name}_{form}": {**pins, "context": form}
-    for name, pins in (MESHES | EIGHT).items()
+    for name, pins in MESHES.items()
     for form in ("ring", "all_to_all")
 }
 STRATEGIES = (

@@ -5,9 +5,10 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
-from autopar.planning.cuts import _partition
+from autopar.planning.cuts import least_cut
 from autopar.planning.ilp import solve
 from autopar.planning.problem import (
     Choice,
@@ -160,8 +161,12 @@ def test_cut_against_all_cuts(seed: int) -> None:
         return max(part_cost(p, starts[p], starts[p] + counts[p]) for p in range(parts))
 
     best = min(slowest(counts) for counts in all_cuts(count, parts))
-    found = _partition(part_cost, count, parts)
+    costs = np.full((parts, count + 1, count + 1), np.inf)
+    for p, i in itertools.product(range(parts), range(count)):
+        for j in range(i + 1, count + 1):
+            costs[p, i, j] = part_cost(p, i, j)
+    found = least_cut(costs, np.maximum)
     if math.isinf(best):
         assert found is None
     else:
-        assert found is not None and slowest(found) == best
+        assert found is not None and slowest(found[1]) == best == found[0]

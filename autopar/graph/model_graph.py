@@ -12,11 +12,13 @@ from autopar.capture.probe import draws_for_all
 from autopar.graph.factors import DimExpr, expr_leaves
 from autopar.graph.ops import drops
 from autopar.graph.routes import Route
+from autopar.hashed_once import hashed_once
 from autopar.plugin import Region
 
 STREAM = "stream"
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Value:
     """A tensor in a block: its dims, element size, and whether it carries a gradient."""

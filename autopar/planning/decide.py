@@ -1,6 +1,7 @@
 """Search result → Plan: the decisions by region, the figures, the certificate."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 
 from autopar.batch_spec import BatchSpec
@@ -24,7 +25,8 @@ from autopar.plan import (
 from autopar.planning.account import Account, account
 from autopar.planning.param_choice import write_form, write_param
 from autopar.planning.problem import Infeasible, Solution
-from autopar.planning.search import Found, SearchOptions, Tried
+from autopar.planning.search import Found
+from autopar.planning.tried import SearchOptions, Tried
 from autopar.plugin import Candidate
 
 
@@ -205,26 +207,31 @@ def _recompute(candidate: Candidate) -> RecomputeChoice | None:
 def _certificate(found: Found, options: SearchOptions, books: Account) -> Certificate:
     objective = found.solution.seconds
     bound = min(found.bound_s, objective)
+    settled: dict[int, bool] = {}
+    for tried in found.tried:  # one for each cut
+        settled[id(tried.outer)] = settled.get(id(tried.outer), False) or tried.result is not None
     return Certificate(
         solver=options.solver,
         objective_s=objective,
         bound_s=bound,
         gap=(objective - bound) / objective,
         difference_s=books.predicted.step_s - objective,
-        candidates=len(found.tried) + len(found.dropped),
-        solved=sum(t.result is not None for t in found.tried),
-        pruned=sum(t.result is None for t in found.tried),
+        candidates=len(settled) + len(found.dropped),
+        solved=sum(settled.values()),
+        pruned=len(settled) - sum(settled.values()),
         dropped=len(found.dropped),
     )
 
 
 def _alternatives(found: Found) -> tuple[Alternative, ...]:
     """The best of every other setting, fastest first; then those without one, and why."""
-    out = []
+    best: dict[int, Alternative] = {}
     for tried in found.tried:
-        if tried.outer is found.winner:
-            continue
-        out.append(_alternative(tried))
+        if tried.outer is not found.winner:
+            one, before = _alternative(tried), best.get(id(tried.outer))
+            if before is None or (one.step_s or math.inf) < (before.step_s or math.inf):
+                best[id(tried.outer)] = one
+    out = list(best.values())
     out.sort(key=lambda a: (a.step_s is None, a.step_s or a.bound_s or 0.0))
     out += [
         Alternative(
@@ -252,10 +259,16 @@ def _name(setting: Setting) -> str:
 def _alternative(tried: Tried) -> Alternative:
     setting, result = tried.outer.asked, tried.result
     where = (_mesh(setting.mesh.axes), setting.microbatches, _name(setting))
+    bound_s = tried.bound_s if math.isfinite(tried.bound_s) else None
     if isinstance(result, Solution):
-        return Alternative(*where, result.seconds, result.bound_seconds, "")
-    if isinstance(result, Infeasible):
-        why = f"short by {result.short_bytes:,} bytes of memory"
-        return Alternative(*where, None, tried.bound_s, why)
-    why = f"at least {tried.bound_s:.6g} s a step: not solved"
-    return Alternative(*where, None, tried.bound_s, why)
+        return Alternative(*where, result.seconds, bound_s, "")
+    if isinstance(result, Infeasible) and result.impossible:
+        return Alternative(*where, None, None, "no choice of layouts is possible")
+    if isinstance(result, Infeasible) and result.short_bytes:
+        about = "at least " if result.at_least else ""
+        why = f"short by {about}{result.short_bytes:,} bytes of memory"
+        return Alternative(*where, None, bound_s, why)
+    why = (
+        f"at least {tried.bound_s:.6g} s a step: {'not solved' if result is None else 'no faster'}"
+    )
+    return Alternative(*where, None, bound_s, why)

@@ -38,10 +38,20 @@ on how many layers take a choice, or a pair of layouts, moves the bound.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from autopar.errors import AutoparError
+from autopar.planning.columns import pareto
 from autopar.planning.problem import Choice, Edge, Infeasible, PlanningProblem, Slot, Solution
+from autopar.planning.relaxed import (
+    Relaxed,
+    alike_slots,
+    least_bytes_of,
+    loosened,
+    relaxed,
+)
 from autopar.planning.rows import Kept, Rows, build, cut_off, limit_memory, linear
 from autopar.planning.scale import choose_scale
 from autopar.planning.solvers import run
@@ -68,6 +78,8 @@ def solve(
     gap: float = 1e-6,
     time_limit_s: float | None = None,
     cutoff_s: float | None = None,
+    low: Relaxed | None = None,
+    measure: bool = True,
 ) -> Solution | Infeasible:
     """The choices with the least seconds within the memory limit.
 
@@ -75,7 +87,8 @@ def solve(
     faster than `bound_seconds`. `cutoff_s`: slower choices are of no interest; if all that fit are
     slower, the answer is Infeasible with `short_bytes` 0. `time_limit_s`, for each run of the
     solver, may leave a wider gap, or where nothing was found the choice with the least memory;
-    without it, the same problem has the same answer.
+    without it, the same problem has the same answer. `low`: the problem's relaxation, where it is
+    known. Not `measure`: a shortage may be said to be `at_least` so many.
 
     `bound_seconds` and `short_bytes` are exact up to the solvers' arithmetic (1e-9, relative).
     Errors: AutoparError for an unknown solver, and where the time limit leaves neither a choice
@@ -83,8 +96,61 @@ def solve(
     """
     check(problem)
     task = _Task(problem, undominated(problem), solver, gap, time_limit_s, cutoff_s)
-    found, bound_s = _fastest(task)
-    return found or _smallest(task, bound_s)
+    low = low or relaxed(problem, solver)
+    if cutoff_s is not None and cutoff_s <= low.bound_s < math.inf:
+        return Infeasible(0)
+    found = _sifted(task, low)
+    if found == math.inf and not measure:
+        return Infeasible(max(least_bytes(problem) - problem.limit_bytes, 1), at_least=True)
+    return found if isinstance(found, Solution | Infeasible) else _smallest(task, found)
+
+
+def smallest(problem: PlanningProblem, solver: str, time_limit_s: float | None) -> Infeasible:
+    """By how many bytes the choice that needs least is over the limit, in which nothing fits."""
+    task = _Task(problem, undominated(problem), solver, 0.0, time_limit_s, None)
+    found = _smallest(task, math.inf)
+    assert isinstance(found, Infeasible), "something fits"
+    return found
+
+
+def least_bytes(problem: PlanningProblem) -> int:
+    """No choice needs less: each slot's least of every kind, on the fullest stage."""
+    loose = loosened(problem, alike_slots(problem))
+    return least_bytes_of(loose)
+
+
+FIRST, WIDER = 1e-4, 8.0
+"""The first width of the sieve, in the bound, and how it grows."""
+SMALL = 400
+"""Choices of all slots together for which a sieve isn't worth its rounds."""
+
+
+def _sifted(task: _Task, low: Relaxed) -> Solution | Infeasible | float:
+    """The best choice that fits, or else the bound, from choices that lie close to the relaxation's
+    bound: a better one than what they give has no choice outside, once they reach so far."""
+    if not low.feasible:
+        return math.inf
+    reach_s = math.inf if task.cutoff_s is None else task.cutoff_s - low.bound_s
+    small = sum(map(len, task.kept)) <= SMALL
+    width_s = math.inf if small else FIRST * low.bound_s
+    while True:
+        kept = tuple(
+            tuple(c for c in some if excess[c] <= width_s)
+            for some, excess in zip(task.kept, low.excess_s, strict=True)
+        )
+        whole = kept == task.kept
+        found, bound_s = _fastest(replace(task, kept=kept))
+        if not whole:
+            bound_s = min(bound_s, low.bound_s + width_s)
+        bound_s = max(bound_s, low.bound_s)
+        if found and (whole or found.seconds - bound_s <= task.gap * found.seconds):
+            return replace(found, bound_seconds=min(bound_s, found.seconds))
+        if whole:
+            return bound_s
+        if width_s >= reach_s:
+            return found or Infeasible(0)
+        over_s = found.seconds - low.bound_s if found else math.inf
+        width_s = min(width_s * WIDER, over_s, reach_s)
 
 
 def _fastest(task: _Task) -> tuple[Solution | None, float]:
@@ -139,8 +205,13 @@ def _smallest(task: _Task, bound_s: float) -> Solution | Infeasible:
 
 
 def _solution(problem: PlanningProblem, rows: Rows, bound_s: float) -> Solution:
-    taken = {s: c for (s, c), x in rows.chosen.items() if x.varValue > 0.5}
-    choices = tuple(taken[s] for s in range(len(problem.slots)))
+    taken: dict[int, list[int]] = {}
+    for (s, c), x in rows.chosen.items():
+        taken.setdefault(s, []).extend([c] * round(x.varValue))
+    for first, slots in rows.merged.items():
+        every = taken.pop(first)
+        taken |= {s: [c] for s, c in zip(slots, every, strict=True)}
+    choices = tuple(taken[s][0] for s in range(len(problem.slots)))
     cost = evaluate(problem, choices)
     assert cost is not None, "the programme has no flow on a forbidden pair"
     return Solution(choices, *cost, min(bound_s, cost[0]))
@@ -197,7 +268,14 @@ def undominated(problem: PlanningProblem) -> Kept:
     for cover in problem.covers:
         for s, takes in enumerate(cover.takes):
             layouts[s].append(tuple(int(c in takes) for c in range(len(problem.slots[s].choices))))
-    return tuple(map(_undominated, problem.slots, layouts))
+    known: dict[tuple[object, ...], tuple[int, ...]] = {}
+    out = []
+    for slot, rows in zip(problem.slots, layouts, strict=True):
+        key = (id(slot.choices), tuple(rows))
+        if key not in known:
+            known[key] = _undominated(slot, rows)
+        out.append(known[key])
+    return tuple(out)
 
 
 def _costs(choice: Choice) -> tuple[float, ...]:
@@ -215,18 +293,11 @@ def _costs(choice: Choice) -> tuple[float, ...]:
 
 
 def _undominated(slot: Slot, layouts: list[tuple[int | None, ...]]) -> tuple[int, ...]:
-    kept: list[int] = []
-    costs = [_costs(choice) for choice in slot.choices]
-    # In this order a choice can only be replaced by one before it.
-    for c in sorted(range(len(costs)), key=lambda c: (costs[c], c)):
-        replaced = any(
-            all(row[k] == row[c] for row in layouts)
-            and all(a <= b for a, b in zip(costs[k], costs[c], strict=True))
-            for k in kept
-        )
-        if not replaced:
-            kept.append(c)
-    return tuple(sorted(kept))
+    alike: dict[tuple[int | None, ...], list[int]] = {}
+    for c in range(len(slot.choices)):
+        alike.setdefault(tuple(row[c] for row in layouts), []).append(c)
+    costs = np.array([_costs(choice) for choice in slot.choices], np.float64)
+    return tuple(sorted(some[k] for some in alike.values() for k in pareto(costs[some])))
 
 
 def check(problem: PlanningProblem) -> None:

@@ -1,7 +1,7 @@
 """Candidates → PlanningProblem: everything a number, conversions as edges between slots."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -18,18 +18,17 @@ from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Here
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout
-from autopar.planning.joined import Taken, unit_edges
 from autopar.planning.prices import Bill, Prices
-from autopar.planning.problem import Choice, Cover, Edge, PlanningProblem, Slot, Use
+from autopar.planning.problem import Edge, Use
 from autopar.planning.region_effects import (
     buffer_effects,
     input_effects,
     one_param,
     unused_effects,
 )
-from autopar.planning.together import of_layer, together_edges
+from autopar.planning.together import of_layer
 from autopar.planning.works import Likeness, Works, likeness
-from autopar.plugin import Candidate, Collective, Effect, ParamPlan, Recomputed
+from autopar.plugin import Candidate, ParamPlan, Recomputed
 
 SlotKey = tuple[str, str]
 """(layer path, region)."""
@@ -52,42 +51,14 @@ class Pricer:
     works: Works
     bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
     param_bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
-    conversions: dict[tuple[int, str, Layout, Layout, bool], float | None] = field(
+    conversions: dict[tuple[Value, Layout, Layout, bool], float | None] = field(
         default_factory=dict
     )
     reaches: dict[tuple[int, Candidate, bool], Reach | None] = field(default_factory=dict)
+    crossing: dict[str, tuple[tuple[str, "Need", tuple["Need", ...]], ...]] = field(
+        default_factory=dict
+    )
     groups: dict[tuple[str, Recomputed | None], tuple[str, ...]] = field(default_factory=dict)
-
-    def problem(self, limit_bytes: int) -> PlanningProblem:
-        """The whole problem, slots in model order."""
-        keys = list(self.candidates)
-        index = {key: i for i, key in enumerate(keys)}
-        extra: dict[SlotKey, list[float | None]] = {
-            key: [0.0] * len(self.candidates[key]) for key in keys
-        }
-        edges = []
-        for path, block in self.model.instances():
-            for name, made, needs in self._values(path, block):
-                inside = [n for n in needs if n[0] == made[0]]
-                across = [n for n in needs if n[0] != made[0]]
-                again = self.runs_again(path, made[0], name)
-                for need in inside:
-                    self._add_inside(block, name, made, need, again, extra[made[0]])
-                edge = self.edge(path, block, name, made, across, index)
-                if edge is not None:
-                    edges.append(edge)
-        slots = tuple(self._slot(key, extra[key]) for key in keys)
-        edges += self._unit_edges(index)
-        edges += self.together_edges()
-        base = self._base()
-        return PlanningProblem(
-            slots,
-            tuple(edges),
-            limit_bytes,
-            base.seconds,
-            base.resident_bytes + self.prices.overhead_bytes(),
-            self.covers(),
-        )
 
     @functools.cached_property
     def alike(self) -> Likeness:
@@ -97,30 +68,6 @@ class Pricer:
     def at(self, setting: Setting) -> "Pricer":
         """The same under another schedule, on which no price of an effect depends."""
         return replace(self, setting=setting)
-
-    def covers(self) -> tuple[Cover, ...]:
-        """Every axis of the mesh is there to be used; that of the stages is."""
-        schedule = self.setting.schedule
-        return tuple(
-            Cover(
-                axis,
-                tuple(
-                    tuple(i for i, c in enumerate(choices) if c.uses(axis))
-                    for choices in self.candidates.values()
-                ),
-            )
-            for axis, size in self.setting.mesh.axes
-            if size > 1 and (schedule is None or axis != schedule.axis)
-        )
-
-    def runs_again(self, path: str, maker: SlotKey, name: str) -> list[bool]:
-        """For each choice of the slot that makes a value: whether its conversions run again."""
-        mine = maker[0] == path
-        return [mine and self._again(path, c, name) for c in self.candidates[maker]]
-
-    def together_edges(self) -> Iterator[Edge]:
-        """What runs again as a whole goes together."""
-        return together_edges(self.candidates, self._group)
 
     def bill(self, path: str, candidate: Candidate, here: Here | None = None) -> Bill:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part
@@ -167,17 +114,8 @@ class Pricer:
             self.groups[key] = group_of(self.model, path, candidate)
         return self.groups[key]
 
-    # ------------------------------------------------------------ slots
-
-    def _slot(self, key: SlotKey, extra: Sequence[float | None]) -> Slot:
-        choices = []
-        for candidate, more in zip(self.candidates[key], extra, strict=True):
-            bill = self.bill(key[0], candidate)
-            assert more is not None, (key, candidate)
-            choices.append(Choice(bill.seconds + more, bill.resident_bytes, bill.transient_bytes))
-        return Slot(f"{key[0]}/{key[1]}", tuple(choices), key[0])
-
-    def _base(self) -> Bill:
+    def base(self) -> Bill:
+        """What is there whatever is chosen, without stages."""
         all_layers = (
             *unused_effects(self.model),
             *shared_residents(self.model, self.setting, [x.path for x in self.model.layers]),
@@ -200,8 +138,14 @@ class Pricer:
 
     # ------------------------------------------------------------ values that cross
 
-    def _values(self, path: str, block: Block) -> Iterator[tuple[str, Need, list[Need]]]:
-        """Every activation: where it is made, and each distinct need of it."""
+    def values(self, path: str, block: Block) -> tuple[tuple[str, Need, tuple[Need, ...]], ...]:
+        """Every activation of a layer, or of the skeleton: where it is made, and each distinct need
+        of it."""
+        if path not in self.crossing:
+            self.crossing[path] = tuple(self._values(path, block))
+        return self.crossing[path]
+
+    def _values(self, path: str, block: Block) -> Iterator[tuple[str, Need, tuple[Need, ...]]]:
         for node in block.graph.nodes:
             value = block.values.get(node.name)
             if value is None or block.is_weight(node.name) or node.name in block.prologue:
@@ -213,7 +157,7 @@ class Pricer:
                 and (need := self.need(path, block, user, node, value)) is not None
             }
             if needs:
-                yield node.name, self.made(path, block, node, value), list(needs)
+                yield node.name, self.made(path, block, node, value), tuple(needs)
 
     def made(self, path: str, block: Block, node: torch.fx.Node, value: Value) -> Need:
         """The slot that makes a value, and in which layouts."""
@@ -274,34 +218,21 @@ class Pricer:
 
     # ------------------------------------------------------------ edges
 
-    def _unit_edges(self, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
-        units: dict[str, dict[int, list[Taken]]] = {}
-        for key, choices in self.candidates.items():
-            taken = [self.bill(key[0], candidate).units for candidate in choices]
-            units.setdefault(key[0], {})[index[key]] = taken
-
-        def call_s(effect: Effect) -> float:
-            assert isinstance(effect, Collective)
-            times = self.setting.microbatches if effect.per == "microbatch" else 1
-            return self.prices.cost(effect) * times
-
-        return unit_edges(units, call_s)
-
     def conversion_s(
         self, block: Block, name: str, made: Layout, need: Layout, again: bool = False
     ) -> float | None:
-        """Seconds of a conversion in one step, `again` in the backward as well; None where it is
-        impossible."""
-        key = (id(block), name, made, need, again)
+        """Seconds of a conversion for one microbatch, `again` in the backward as well; None where
+        it is impossible."""
+        value = block.values[name]
+        key = (value, made, need, again)
         if key not in self.conversions:
             try:
-                steps = convert(block.values[name], made, need, self.setting)
+                steps = convert(value, made, need, self.setting)
             except ImpossibleError:
                 self.conversions[key] = None
             else:
                 effects = [*step_effects(steps, name), *(steps_again(steps, name) if again else ())]
-                bill = self.prices.bill(effects, self.setting.microbatches)
-                self.conversions[key] = bill.seconds
+                self.conversions[key] = self.prices.bill(effects, 1).seconds
         return self.conversions[key]
 
     def _again(self, path: str, candidate: Candidate, name: str) -> bool:
@@ -315,19 +246,15 @@ class Pricer:
             return False
         return any(found.takes(user.name) for user in block.node(name).users)
 
-    def _add_inside(
-        self,
-        block: Block,
-        name: str,
-        made: Need,
-        need: Need,
-        again: Sequence[bool],
-        extra: list[float | None],
-    ) -> None:
-        for i, (start, end) in enumerate(zip(made[1], need[1], strict=True)):
-            seconds = self.conversion_s(block, name, start, end, again[i])
-            before = extra[i]
-            extra[i] = None if seconds is None or before is None else before + seconds
+    def inside_s(self, path: str, name: str, made: Need, need: Need) -> list[float]:
+        """Seconds a microbatch of a conversion inside one region, by candidate."""
+        out = []
+        for candidate, start, end in zip(self.candidates[made[0]], made[1], need[1], strict=True):
+            again = made[0][0] == path and self._again(path, candidate, name)
+            seconds = self.conversion_s(self.block(path), name, start, end, again)
+            assert seconds is not None, (made[0], name, candidate)
+            out.append(seconds)
+        return out
 
     def _crosses(self, path: str, block: Block, name: str, need: Need) -> tuple[Cross, ...]:
         """With what a slot's choices make or need of a value of the block: whether the layer runs

@@ -128,8 +128,10 @@ class Solution:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Nothing fits: the least memory that any choice needs, over the limit by `short_bytes`.
-    `impossible`: no choice satisfies the edges at any memory."""
+    """Nothing fits: the least memory that any choice needs, over the limit by `short_bytes` (or
+    `at_least` so many; 0: what fits is slower than asked for). `impossible`: no choice satisfies
+    the edges at any memory."""
 
     short_bytes: int
     impossible: bool = False
+    at_least: bool = False

@@ -8,7 +8,8 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.plan import Plan
 from autopar.planning.decide import decide
 from autopar.planning.pins import Pins
-from autopar.planning.search import Found, SearchOptions, search
+from autopar.planning.search import Found, search
+from autopar.planning.tried import SearchOptions
 from autopar.planning.watch import Watch, unwatched
 from autopar.plugin import CostModel, Strategy
 

@@ -3,11 +3,13 @@
 Names of variables: `x_slot_choice`, `f_edge_use_made_needed`, `z_edge_made_needed`, `n_…` counts.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import pulp
 
+from autopar.planning.merged_rows import add_merged_transient
 from autopar.planning.problem import Edge, PlanningProblem, Use
 from autopar.planning.scale import Scale
 from autopar.planning.stage_rows import add_stages
@@ -15,6 +17,7 @@ from autopar.planning.stage_rows import add_stages
 Layout = int | None  # None: that choice neither makes nor needs the value
 Terms = list[tuple[pulp.LpVariable, float]]
 Kept = tuple[tuple[int, ...], ...]  # by slot: the choices that the programme may take
+Merged = dict[int, tuple[int, ...]]  # the first of alike slots → all of them
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Rows:
 
     programme: pulp.LpProblem
     scale: Scale
+    merged: Merged = field(default_factory=dict)
+    one: list[pulp.LpVariable] = field(default_factory=list)
     chosen: dict[tuple[int, int], pulp.LpVariable] = field(default_factory=dict)
     seconds: Terms = field(default_factory=list)
     memory: Terms = field(default_factory=list)
@@ -56,38 +61,61 @@ def linear(terms: Iterable[tuple[pulp.LpVariable, float]]) -> pulp.LpAffineExpre
     return pulp.LpAffineExpression(list(sums.items()))
 
 
+def merged_slots(problem: PlanningProblem, kept: Kept) -> Merged:
+    """Slots with the same choices of which every edge sees the same whatever they take: how often
+    each choice is taken is all that matters."""
+    groups = Counter(slot.group for slot in problem.slots)
+    settled = [True] * len(problem.slots)
+    for edge in problem.edges:
+        for use in (edge.source, *edge.uses):
+            if len({use.layouts[c] for c in kept[use.slot]}) > 1 and not is_free(edge):
+                settled[use.slot] = False
+    found: dict[Hashable, list[int]] = {}
+    for s, slot in enumerate(problem.slots):
+        if settled[s] and slot.group and groups[slot.group] == 1:
+            takes = tuple(cover.takes[s] for cover in problem.covers)
+            found.setdefault((id(slot.choices), kept[s], takes), []).append(s)
+    return {slots[0]: tuple(slots) for slots in found.values() if len(slots) > 1}
+
+
 def build(problem: PlanningProblem, kept: Kept, scale: Scale, name: str) -> Rows:
     """All rows but the limits, which the caller adds with the objective."""
-    rows = Rows(pulp.LpProblem(name, pulp.LpMinimize), scale)
+    rows = Rows(pulp.LpProblem(name, pulp.LpMinimize), scale, merged_slots(problem, kept))
+    rows.one.append(rows.programme.add_variable("one", 1.0, 1.0))  # PuLP's HiGHS drops constants
     add_choices(rows, problem, kept)
     for e, edge in enumerate(problem.edges):
         if not is_free(edge):
             add_conversions(rows, f"{e:04}", edge, kept)
     if problem.stages is None:
         charge_all(rows, problem)
-        add_transient(rows, problem, kept)
+        add_transient(rows, problem)
     else:
-        add_stages(rows, problem, kept)
-    add_covers(rows, problem, kept)
+        add_stages(rows, problem)
+    add_covers(rows, problem)
     add_counts(rows)
     return rows
 
 
 def add_choices(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
-    """(choice)."""
+    """(choice): a slot's, or how many of merged slots take each."""
+    follow = {s for slots in rows.merged.values() for s in slots[1:]}
     for s, slot in enumerate(problem.slots):
+        if s in follow:
+            continue
+        count = len(rows.merged.get(s, (s,)))
         for c in kept[s]:
-            x = rows.programme.add_variable(f"x_{s:04}_{c:03}", cat=pulp.LpBinary)
+            name, kind = f"x_{s:04}_{c:03}", pulp.LpInteger if count > 1 else pulp.LpBinary
+            x = rows.programme.add_variable(name, 0, count, kind)
             rows.chosen[s, c] = x
-            rows.alike.setdefault((slot.choices, c), []).append((x, 1.0))
-        one = [(rows.chosen[s, c], 1.0) for c in kept[s]]
-        rows.add(f"choice_{s:04}", one, pulp.LpConstraintEQ, 1.0)
+            if count == 1:
+                rows.alike.setdefault((slot.choices, c), []).append((x, 1.0))
+        every = [(rows.chosen[s, c], 1.0) for c in kept[s]]
+        rows.add(f"choice_{s:04}", every, pulp.LpConstraintEQ, float(count))
 
 
 def charge_all(rows: Rows, problem: PlanningProblem) -> None:
     """(seconds) and (memory): what choices, conversions and the base pay."""
-    base = rows.programme.add_variable("base", 1.0, 1.0)  # PuLP's HiGHS drops constants
-    rows.seconds.append((base, rows.scale.of_seconds(problem.base_seconds)))
+    rows.seconds.append((rows.one[0], rows.scale.of_seconds(problem.base_seconds)))
     for (s, c), x in rows.chosen.items():
         choice = problem.slots[s].choices[c]
         rows.charge(x, choice.seconds, choice.resident_bytes)
@@ -97,15 +125,10 @@ def charge_all(rows: Rows, problem: PlanningProblem) -> None:
         rows.charge(paid, seconds, edge.resident_bytes[made][needed])
 
 
-def add_covers(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
+def add_covers(rows: Rows, problem: PlanningProblem) -> None:
     """(cover): at least one choice that uses it."""
     for k, cover in enumerate(problem.covers):
-        users = [
-            (rows.chosen[s, c], 1.0)
-            for s, takes in enumerate(cover.takes)
-            for c in takes
-            if c in kept[s]
-        ]
+        users = [(x, 1.0) for (s, c), x in rows.chosen.items() if c in cover.takes[s]]
         rows.add(f"cover_{k:02}", users, pulp.LpConstraintGE, 1.0)
 
 
@@ -166,24 +189,34 @@ def add_flow(
 
 def _by_layout(rows: Rows, use: Use, kept: Kept) -> dict[Layout, Terms]:
     """−x of the choices, by the layout that they make or need."""
+    if any(use.slot in slots for slots in rows.merged.values()):
+        (layout,) = {use.layouts[c] for c in kept[use.slot]}
+        return {layout: [(rows.one[0], -1.0)]}
     groups: dict[Layout, Terms] = {}
     for c in kept[use.slot]:
         groups.setdefault(use.layouts[c], []).append((rows.chosen[use.slot, c], -1.0))
     return groups
 
 
-def add_transient(rows: Rows, problem: PlanningProblem, kept: Kept) -> None:
+def add_transient(rows: Rows, problem: PlanningProblem) -> None:
     """(transient): one row per group of slots."""
     groups: dict[str, Terms] = {}
-    for s, slot in enumerate(problem.slots):
-        groups.setdefault(slot.group, []).extend(
-            (rows.chosen[s, c], -rows.scale.of_bytes(slot.choices[c].transient_bytes))
-            for c in kept[s]
-        )
+    for (s, c), x in rows.chosen.items():
+        slot = problem.slots[s]
+        size = rows.scale.of_bytes(slot.choices[c].transient_bytes)
+        if s not in rows.merged:
+            groups.setdefault(slot.group, []).append((x, -size))
     peak = rows.variable("transient")
     rows.memory.append((peak, 1.0))
     for g, sizes in enumerate(groups.values()):
         rows.add(f"transient_{g:04}", [(peak, 1.0), *sizes], pulp.LpConstraintGE, 0.0)
+    for s in rows.merged:
+        sizes = [
+            (x, rows.scale.of_bytes(problem.slots[t].choices[c].transient_bytes))
+            for (t, c), x in rows.chosen.items()
+            if t == s
+        ]
+        add_merged_transient(rows, f"{s:04}", peak, sizes, len(rows.merged[s]))
 
 
 def add_counts(rows: Rows) -> None:

@@ -5,6 +5,7 @@ answer. A time limit breaks that promise, so there is none unless the user asks 
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,3 +130,18 @@ def _cbc(gap: float, gap_abs: float, time_limit_s: float | None, mip: bool = Tru
         timeLimit=time_limit_s,
         options=["randomSeed 1", "randomCbcSeed 1", "preprocess off"],
     )
+
+
+def duals(model: pulp.LpProblem, solver: str, rows: Iterable[str]) -> Mapping[str, float] | None:
+    """The dual values of rows of a linear programme, by name; None where it has no solution."""
+    if solver == "highs":
+        status = _solve_highs(model, 0.0, 0.0, None, "choose")
+        if status in ("Infeasible", "Primal infeasible or unbounded"):
+            return None  # no objective here falls for ever
+        assert status == "Optimal", status
+    else:
+        model.solve(_cbc(0.0, 0.0, None, mip=False))
+        if model.status == pulp.LpStatusInfeasible:
+            return None
+        assert model.status == pulp.LpStatusOptimal, model.status
+    return {name: model.get_constraint_by_name(name).pi for name in rows}

@@ -1,16 +1,20 @@
 """Candidates → PlanningProblem where layers lie in stages: what each choice costs each stage."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.graph.model_graph import Block
+from autopar.graph.model_graph import STREAM
 from autopar.layouts.layout import Layout
 from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
 from autopar.layouts.typing import input_layout
-from autopar.planning.joined import Taken, unit_edges
+from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
+from autopar.planning.joined import unit_edges
+from autopar.planning.kinds import Kind, call_price, taken_in
+from autopar.planning.layered import Layered
 from autopar.planning.price import Need, Pricer, SlotKey
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot, Stages
@@ -21,7 +25,7 @@ from autopar.planning.region_effects import (
     input_effects,
     unused_effects,
 )
-from autopar.plugin import Candidate, Collective, Effect, Schedule
+from autopar.plugin import Candidate, Effect, Schedule
 
 Extra = Mapping[tuple[SlotKey, int], list[float]]
 """Seconds of a microbatch by (slot, part), for each of the slot's choices."""
@@ -31,8 +35,13 @@ Extra = Mapping[tuple[SlotKey, int], list[float]]
 class StagePricer:
     """Prices one setting whose layers are cut into parts."""
 
-    pricer: Pricer
+    layered: Layered
     cut: Cut
+
+    @property
+    def pricer(self) -> Pricer:
+        """Of the setting."""
+        return self.layered.pricer
 
     @property
     def schedule(self) -> Schedule:
@@ -52,14 +61,13 @@ class StagePricer:
 
     def problem(self, limit_bytes: int) -> PlanningProblem:
         """The whole problem, slots in model order."""
-        candidates = self.pricer.candidates
-        index = {key: i for i, key in enumerate(candidates)}
         extra: dict[tuple[SlotKey, int], list[float]] = defaultdict(list)
-        edges = list(self._edges(index, extra))
+        edges = list(self._edges(extra))
         self._add_sends(extra)
-        slots = tuple(self._slot(key, extra) for key in candidates)
-        edges += self._unit_edges(index)
-        edges += self.pricer.together_edges()
+        slots = [self._skeleton_slot(key, extra) for key in self.layered.skeleton]
+        slots += [self._layer_slot(path, kind, extra) for path, kind in self.layered.kinds.items()]
+        edges += self._unit_edges()
+        edges += self.layered.group_edges()
         table = self.schedule.table
         stages = Stages(
             table.per_slowest,
@@ -67,18 +75,15 @@ class StagePricer:
             tuple(table.in_flight(stage) for stage in range(table.stages)),
         )
         return PlanningProblem(
-            slots,
+            tuple(slots),
             tuple(edges),
             limit_bytes,
-            covers=self.pricer.covers(),
+            covers=self.layered.covers(),
             stages=stages,
             base_shares=tuple(self._base()),
         )
 
     # ------------------------------------------------------------ slots
-
-    def _parts(self, path: str) -> range | tuple[int]:
-        return range(self.cut.count) if path == "" else (self.cut.part_of(path),)
 
     def stage_of_layer(self, path: str) -> int:
         """Where a layer lies."""
@@ -87,21 +92,43 @@ class StagePricer:
     def _bill(self, path: str, candidate: Candidate, part: int) -> Bill:
         return self.pricer.bill(path, candidate, self.heres[part] if path == "" else None)
 
-    def _slot(self, key: SlotKey, extra: Extra) -> Slot:
+    def _skeleton_slot(self, key: SlotKey, extra: Extra) -> Slot:
         choices = []
         for c, candidate in enumerate(self.pricer.candidates[key]):
             shares = []
             for part in range(self.cut.count):
                 more = extra[key, part][c] if (key, part) in extra else 0.0
-                if part in self._parts(key[0]):
-                    shares.append(self.share(self._bill(key[0], candidate, part), part, more))
-                elif (key, part) in extra:  # the gradient of what it makes
-                    shares.append(self.share(Bill(), part, more))
-            seconds = sum(s.seconds * self.microbatches + s.step_seconds for s in shares)
-            resident = sum(s.resident_bytes + sum(s.held_bytes) for s in shares)
-            transient = max(s.transient_bytes for s in shares)
-            choices.append(Choice(seconds, resident, transient, tuple(shares)))
-        return Slot(f"{key[0]}/{key[1]}", tuple(choices), key[0])
+                shares.append(self.share(self._bill(key[0], candidate, part), part, more))
+            choices.append(self._choice(shares))
+        return Slot(f"/{key[1]}", tuple(choices), "")
+
+    def _layer_slot(self, path: str, kind: Kind, extra: Extra) -> Slot:
+        """A layer's columns on its stage; with them what it hands on, and on the next stage the
+        gradient of that."""
+        own = self.cut.part_of(path)
+        stages, chunks = self.schedule.table.stages, self.schedule.table.chunks
+        more = {part: row for (key, part), row in extra.items() if key == (path, STREAM)}
+        choices = []
+        for costs, stream in zip(kind.columns.costs, kind.streams, strict=True):
+            shares = []
+            for part in sorted({own, *more}):
+                each_s = more[part][stream] if part in more else 0.0
+                held = [0] * chunks
+                if part != own:
+                    shares.append(Share(part % stages, each_s, held_bytes=tuple(held)))
+                    continue
+                held[part // stages] = int(costs[HELD])
+                once_s, resident = float(costs[ONCE_S]), int(costs[RESIDENT])
+                each_s += float(costs[EACH_S])
+                sizes = (resident, tuple(held), int(costs[TRANSIENT]))
+                shares.append(Share(part % stages, each_s, once_s, *sizes))
+            choices.append(self._choice(shares))
+        return Slot(path, tuple(choices), path)
+
+    def _choice(self, shares: list[Share]) -> Choice:
+        seconds = sum(s.seconds * self.microbatches + s.step_seconds for s in shares)
+        resident = sum(s.resident_bytes + sum(s.held_bytes) for s in shares)
+        return Choice(seconds, resident, max(s.transient_bytes for s in shares), tuple(shares))
 
     def share(self, bill: Bill, part: int, more: float = 0.0) -> Share:
         """A bill as the share of the stage that has a part; `more` seconds a microbatch."""
@@ -140,31 +167,25 @@ class StagePricer:
 
     # ------------------------------------------------------------ values
 
-    def _edges(
-        self, index: Mapping[SlotKey, int], extra: dict[tuple[SlotKey, int], list[float]]
-    ) -> Iterator[Edge]:
-        for path, block in self.pricer.model.instances():
-            for name, made, needs in self._values(path, block):
-                again = self.pricer.runs_again(path, made[0], name)
-                for part, uses in needs.items():
-                    for need in uses:
-                        if need[0] == made[0]:
-                            self._add_inside(block, name, made, need, part, again, extra)
-                    across = [need for need in uses if need[0] != made[0]]
-                    edge = self.pricer.edge(path, block, name, made, across, index)
-                    if edge is not None:
-                        yield self._at(edge, part)
+    def _edges(self, extra: dict[tuple[SlotKey, int], list[float]]) -> Iterator[Edge]:
+        skeleton = self.pricer.model.skeleton
+        for name, made, needs in self._values():
+            for part, uses in needs.items():
+                for need in uses:
+                    if need[0] == made[0]:
+                        inside_s = self.pricer.inside_s("", name, made, need)
+                        self._add(extra, made[0], part, inside_s)
+                across = [need for need in uses if need[0] != made[0]]
+                edge = self.pricer.edge("", skeleton, name, made, across, self.layered.index)
+                if edge is not None:
+                    stage = part % self.schedule.table.stages
+                    edge = replace(edge, stage=stage, name=f"{edge.name} in {part}")
+                    yield self.layered.on_columns(edge)
 
-    def _at(self, edge: Edge, part: int) -> Edge:
-        """An edge's seconds of a step as those of a microbatch on the part's stage."""
-        seconds = tuple(
-            tuple(None if s is None else s / self.microbatches for s in row) for row in edge.seconds
-        )
-        stage = part % self.schedule.table.stages
-        return replace(edge, seconds=seconds, stage=stage, name=f"{edge.name} in {part}")
-
-    def _values(self, path: str, block: Block) -> Iterator[tuple[str, Need, dict[int, list[Need]]]]:
-        """Every activation: where it is made, and its distinct needs in each part."""
+    def _values(self) -> Iterator[tuple[str, Need, dict[int, list[Need]]]]:
+        """Every activation of the skeleton: where it is made, and its distinct needs in each
+        part."""
+        block = self.pricer.model.skeleton
         for node in block.graph.nodes:
             value = block.values.get(node.name)
             if value is None or block.is_weight(node.name) or node.name in block.prologue:
@@ -173,42 +194,23 @@ class StagePricer:
             for user in node.users:
                 if user.name in block.prologue:
                     continue
-                need = self.pricer.need(path, block, user, node, value)
+                need = self.pricer.need("", block, user, node, value)
                 if need is not None:
-                    parts = self.cut.parts[user.name] if path == "" else self._parts(path)
-                    for part in parts:
+                    for part in self.cut.parts[user.name]:
                         needs.setdefault(part, {})[need] = None
             if needs:
-                made = self.pricer.made(path, block, node, value)
+                made = self.pricer.made("", block, node, value)
                 yield node.name, made, {part: list(found) for part, found in needs.items()}
-
-    def _add_inside(
-        self,
-        block: Block,
-        name: str,
-        made: Need,
-        need: Need,
-        part: int,
-        again: Sequence[bool],
-        extra: dict[tuple[SlotKey, int], list[float]],
-    ) -> None:
-        for c, (start, end) in enumerate(zip(made[1], need[1], strict=True)):
-            seconds = self.pricer.conversion_s(block, name, start, end, again[c])
-            assert seconds is not None, (made[0], name)
-            self._add(extra, made[0], part, c, seconds / self.microbatches)
 
     def _add(
         self,
         extra: dict[tuple[SlotKey, int], list[float]],
         key: SlotKey,
         part: int,
-        choice: int,
-        seconds: float,
+        seconds: Sequence[float],
     ) -> None:
-        row = extra[key, part]
-        if not row:
-            row += [0.0] * len(self.pricer.candidates[key])
-        row[choice] += seconds
+        row = extra[key, part] or [0.0] * len(seconds)
+        extra[key, part] = [before + more for before, more in zip(row, seconds, strict=True)]
 
     def _add_sends(self, extra: dict[tuple[SlotKey, int], list[float]]) -> None:
         """Each stage pays for what it sends: values onwards, gradients back."""
@@ -218,36 +220,26 @@ class StagePricer:
             for name in names:
                 value, node = skeleton.values[name], skeleton.node(name)
                 key, layouts = self.pricer.made("", skeleton, node, value)
-                for c, layout in enumerate(layouts):
-                    for forward in (True, False) if value.needs_grad else (True,):
-                        send = handed_on(value, name, layout, setting, forward, axis)
-                        seconds = self.pricer.prices.cost(send)
-                        self._add(extra, key, part if forward else part + 1, c, seconds)
+                for forward in (True, False) if value.needs_grad else (True,):
+                    sends = (
+                        handed_on(value, name, layout, setting, forward, axis) for layout in layouts
+                    )
+                    seconds = [self.pricer.prices.cost(send) for send in sends]
+                    self._add(extra, key, part if forward else part + 1, seconds)
 
     # ------------------------------------------------------------ joined calls
 
-    def _unit_edges(self, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
-        def call_s(effect: Effect) -> float:
-            assert isinstance(effect, Collective)
-            return self.pricer.prices.cost(effect)
-
-        for once in (False, True):
-            units: dict[tuple[str, int], dict[int, list[Taken]]] = {}
-            for key, choices in self.pricer.candidates.items():
-                for part in self._parts(key[0]):
-                    taken = [
-                        frozenset(
-                            call
-                            for call in self._bill(key[0], candidate, part).units
-                            if (call.per == "step") == once
-                        )
-                        for candidate in choices
-                    ]
-                    units.setdefault((key[0], part), {})[index[key]] = taken
-            for (path, part), slots in units.items():
-                for edge in unit_edges({path: slots}, call_s):
-                    stage = part % self.schedule.table.stages
-                    yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
+    def _unit_edges(self) -> Iterator[Edge]:
+        for once, part in itertools.product((False, True), range(self.cut.count)):
+            slots = {
+                self.layered.index[key]: taken_in(
+                    *(self.pricer, "", self.pricer.candidates[key], once, self.heres[part])
+                )
+                for key in self.layered.skeleton
+            }
+            for edge in unit_edges({"": slots}, call_price(self.pricer)):
+                stage = part % self.schedule.table.stages
+                yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
 
 
 def least_work(pricer: Pricer) -> tuple[float, float]:

@@ -5,26 +5,29 @@ Variables on top of `ilp`'s, for stages i and the microbatches v that i's chunks
     slowest ≥ 0    the longest that a stage takes for one microbatch
     late    ≥ 0    the longest that a stage takes once a step
     most    ≥ 0    the bytes of the fullest stage
+    r_i, h_ij ≥ 0  resident bytes of a stage, and bytes held for one microbatch in its chunk j
 
     seconds = a · slowest + b · Σ_i τ_i + late,   τ_i = Σ share seconds · x + Σ T · z of stage i
     slowest ≥ τ_i                                                          (slowest)
     late ≥ Σ step seconds · x + Σ T · z (once)                             (late)
     peak_i ≥ Σ_{s in group} q · x                                          (transient)
-    most ≥ Σ (r + v·h) · x + Σ R · z + peak_i,   memory = most             (stage)
+    r_i ≥ Σ r · x + Σ R · z,   h_ij ≥ Σ h · x                                (resident) (held)
+    most ≥ r_i + Σ_j v_j · h_ij + peak_i,   memory = most                  (stage)
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pulp
 
+from autopar.planning.merged_rows import add_merged_transient
 from autopar.planning.problem import PlanningProblem, Share
 from autopar.planning.staged import Sums, base_sums
 
 if TYPE_CHECKING:
-    from autopar.planning.rows import Kept, Rows, Terms
+    from autopar.planning.rows import Rows, Terms
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,16 @@ class _Stage:
     groups: "dict[str, Terms]" = field(default_factory=dict)
 
 
-def add_stages(rows: "Rows", problem: PlanningProblem, kept: "Kept") -> None:
+def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
     """All of the above; fills the programme's sums of seconds and memory."""
     stages, scale = problem.stages, rows.scale
     assert stages is not None
     every = [_Stage(base) for base in base_sums(problem)]
-    for variable, share, group in _shares(rows, problem, kept):
+    for variable, share, group in _shares(rows, problem):
         _charge(rows, every[share.stage], variable, share, group)
     slowest, late, most = map(rows.variable, ("slowest", "late", "most"))
-    base = rows.programme.add_variable("base", 1.0, 1.0)  # PuLP's HiGHS drops constants
     whole = sum(scale.of_seconds(one.base.seconds) for one in every)
-    rows.seconds.append((base, stages.per_stage * whole))
+    rows.seconds.append((rows.one[0], stages.per_stage * whole))
     rows.seconds.extend([(slowest, stages.per_slowest), (late, 1.0)])
     rows.memory.append((most, 1.0))
     for i, (one, in_flight) in enumerate(zip(every, stages.in_flight, strict=True)):
@@ -61,11 +63,33 @@ def add_stages(rows: "Rows", problem: PlanningProblem, kept: "Kept") -> None:
         for g, group in enumerate(dict.fromkeys((*one.base.transient, *one.groups))):
             sizes, more = one.groups.get(group, []), one.base.transient.get(group, 0)
             _at_least(rows, f"transient_{i:02}_{g:04}", peak, sizes, _grains(rows, more))
+        for first, slots in rows.merged.items():
+            if i in {share.stage for share in problem.slots[first].choices[0].shares}:
+                add_merged_transient(
+                    rows, f"{i:02}_{first:04}", peak, _moments(rows, problem, first, i), len(slots)
+                )
+        kept = rows.variable(f"resident_{i:02}")
+        _at_least(rows, f"resident_{i:02}", kept, one.resident, 0.0)
+        held = {c: rows.variable(f"held_{i:02}_{c:02}") for c in one.held}
+        for c, terms in one.held.items():
+            _at_least(rows, f"held_{i:02}_{c:02}", held[c], terms, 0.0)
         for k, counts in enumerate(in_flight):
-            held = [(v, f * counts[c]) for c, found in one.held.items() for v, f in found]
-            terms = [*one.resident, *held, (peak, 1.0)]
+            sums = [(kept, 1.0), (peak, 1.0), *((v, float(counts[c])) for c, v in held.items())]
             size = one.base.resident_bytes + one.base.held(counts)
-            _at_least(rows, f"stage_{i:02}_{k:02}", most, terms, _grains(rows, size))
+            _at_least(rows, f"stage_{i:02}_{k:02}", most, sums, _grains(rows, size))
+
+
+def _moments(rows: "Rows", problem: PlanningProblem, first: int, stage: int) -> "Terms":
+    """What each choice of merged slots needs for a moment on a stage."""
+    return [
+        (x, rows.scale.of_bytes(sum(h.transient_bytes for h in _on(problem, s, c, stage))))
+        for (s, c), x in rows.chosen.items()
+        if s == first
+    ]
+
+
+def _on(problem: PlanningProblem, slot: int, choice: int, stage: int) -> Iterator[Share]:
+    return (h for h in problem.slots[slot].choices[choice].shares if h.stage == stage)
 
 
 def _grains(rows: "Rows", size_bytes: int) -> float:
@@ -79,13 +103,15 @@ def _at_least(
     rows.add(name, [(variable, 1.0), *((v, -f) for v, f in terms)], pulp.LpConstraintGE, more)
 
 
-def _shares(
-    rows: "Rows", problem: PlanningProblem, kept: "Kept"
-) -> Iterator[tuple[pulp.LpVariable, Share, str]]:
-    for s, slot in enumerate(problem.slots):
-        for c in kept[s]:
-            for share in slot.choices[c].shares:
-                yield rows.chosen[s, c], share, slot.group
+def _shares(rows: "Rows", problem: PlanningProblem) -> Iterator[tuple[pulp.LpVariable, Share, str]]:
+    for (s, c), x in rows.chosen.items():
+        slot = problem.slots[s]
+        for share in slot.choices[c].shares:
+            yield (
+                x,
+                share if s not in rows.merged else replace(share, transient_bytes=0),
+                slot.group,
+            )
     for edge, variable, made, needed in rows.paid:
         seconds, size = edge.seconds[made][needed], edge.resident_bytes[made][needed]
         assert seconds is not None, "a forbidden pair has no flow"

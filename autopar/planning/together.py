@@ -1,7 +1,7 @@
 """Choices that are only taken together: a layer runs again in the backward as a whole, or not; and
 so do all layers of a group, which are then alike."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from autopar.planning.problem import Edge, Use
 from autopar.plugin import Candidate, Recomputed
@@ -53,30 +53,14 @@ def _why(key: SlotKey, candidate: Candidate, candidates: Regions) -> str:
     )
 
 
-def together_edges(candidates: Regions, group_of: GroupOf) -> Iterator[Edge]:
-    """Forbids that regions of a layer disagree on whether it runs again, and that layers of a group
-    differ."""
-    keys = list(candidates)
-    index = {key: i for i, key in enumerate(keys)}
-    layers: dict[str, list[SlotKey]] = {}
-    for key in keys:
-        layers.setdefault(key[0], []).append(key)
-    for path, mine in layers.items():
-        rows = [tuple(of_layer(c) for c in candidates[key]) for key in mine]
-        if len(mine) > 1 and any(again is not None for row in rows for again in row):
-            yield _equal(f"{path}: runs again as a whole", [index[k] for k in mine], rows)
-    pairs: dict[tuple[SlotKey, SlotKey], None] = {}
-    for key, choices in candidates.items():
-        for candidate in choices:
-            for other in group_of(key[0], candidate)[1:] if of_layer(candidate) else ():
-                pairs[(group_of(key[0], candidate)[0], key[1]), (other, key[1])] = None
-    for first, second in pairs:
-        alike = [tuple(_alike(c) for c in candidates[key]) for key in (first, second)]
-        name = f"{first[0]}, {second[0]}: {first[1]} runs again alike"
-        yield _equal(name, [index[first], index[second]], alike)
+def together_edges(regions: Mapping[str, Sequence[Candidate]]) -> Iterator[Edge]:
+    """Forbids that regions of a layer, by name, disagree on whether it runs again."""
+    rows = [tuple(of_layer(c) for c in candidates) for candidates in regions.values()]
+    if len(rows) > 1 and any(again is not None for row in rows for again in row):
+        yield equal_edge("runs again as a whole", range(len(rows)), rows)
 
 
-def _alike(candidate: Candidate) -> object:
+def alike_in_group(candidate: Candidate) -> Hashable:
     """What must be equal in the layers of a group; nothing where it is the layer's own affair."""
     again = of_layer(candidate)
     return (
@@ -84,7 +68,7 @@ def _alike(candidate: Candidate) -> object:
     )
 
 
-def _equal(name: str, slots: Sequence[int], rows: Sequence[Sequence[object]]) -> Edge:
+def equal_edge(name: str, slots: Sequence[int], rows: Sequence[Sequence[Hashable]]) -> Edge:
     """An edge over which only equals go."""
     number = {one: i for i, one in enumerate(dict.fromkeys(x for row in rows for x in row))}
     indices = [tuple(number[x] for x in row) for row in rows]
@@ -106,6 +90,6 @@ def disagreement(choices: Mapping[str, Mapping[str, Candidate]], group_of: Group
                             f"{region} of {path} runs again in the backward with {other} as a "
                             f"whole, but {name} there doesn't say so"
                         )
-                if _alike(choices[other][region]) != _alike(candidate):
+                if alike_in_group(choices[other][region]) != alike_in_group(candidate):
                     return f"{region} of {path} and of {other} run again together, but differ"
     return None

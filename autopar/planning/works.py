@@ -50,7 +50,7 @@ class Likeness:
             return None
         if any(part.axis in self.sizes for form in candidate.forms for part in form.axes):
             return None
-        return replace(_bare(candidate), splits=tuple(splits))
+        return replace(bare(candidate), splits=tuple(splits))
 
 
 def likeness(setting: Setting) -> Likeness:
@@ -74,13 +74,6 @@ def resized(split: Iterable[AxisPart], mesh: Mesh) -> Split:
     return tuple(replace(part, size=mesh.size(part.axis)) for part in split)
 
 
-def _bare(candidate: Candidate) -> Candidate:
-    """All of a candidate that its region's ops depend on."""
-    return Candidate(
-        candidate.region, candidate.splits, recompute=candidate.recompute, forms=candidate.forms
-    )
-
-
 @dataclass(frozen=True)
 class Works:
     """The works of one model's regions, by what they depend on; shared by all settings. `prices`:
@@ -91,11 +84,10 @@ class Works:
     works: dict[Key, Work] = field(default_factory=dict)
 
     def typing(self, block: Block, candidate: Candidate) -> RegionTyping:
-        """The layouts of a candidate's region, which only its splits and forms decide."""
+        """The layouts of a candidate's region, which its splits and forms decide."""
         key = (id(block), candidate.region, candidate.splits, candidate.forms)
         if key not in self.typings:
-            bare = replace(_bare(candidate), recompute=None)
-            self.typings[key] = type_region(block, bare)
+            self.typings[key] = type_region(block, replace(bare(candidate), recompute=None))
         return replace(self.typings[key], candidate=candidate)
 
     def of(
@@ -116,21 +108,21 @@ class Works:
             work = self._work(block, reduced, alike.setting, path, group, here, place)
             if not any(p.axis in alike.sizes for c in work.collectives for p in c.axes):
                 return _on(work, setting.mesh)
-        return self._work(block, _bare(candidate), setting, path, group, here, place)
+        return self._work(block, bare(candidate), setting, path, group, here, place)
 
     def _work(
         self,
         block: Block,
-        bare: Candidate,
+        only: Candidate,
         setting: Setting,
         path: str,
         group: tuple[str, ...],
         here: Here | None,
         place: Key,
     ) -> Work:
-        key = (id(block), bare, setting.data, setting.microbatches, place)
+        key = (id(block), only, setting.data, setting.microbatches, place)
         if key not in self.works:
-            typing = self.typing(block, bare)
+            typing = self.typing(block, only)
             effects = list(op_effects(block, typing, setting, path, group, here))
             self.works[key] = Work(
                 self.prices.bill((e for e in effects if not isinstance(e, Collective)), 1),
@@ -138,6 +130,11 @@ class Works:
                 param_layouts(block, typing),
             )
         return self.works[key]
+
+
+def bare(candidate: Candidate) -> Candidate:
+    """What of a candidate its ops depend on: not how its parameters live, nor who made it."""
+    return replace(candidate, params=(), made_by=())
 
 
 def _on(work: Work, mesh: Mesh) -> Work:

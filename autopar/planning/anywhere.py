@@ -1,0 +1,312 @@
+"""Before the layers are cut into stages: a bound over all cuts, and how long each part takes at
+least for any run of layers.
+
+Of the skeleton's ops only those count that lie in the same part wherever the layers are cut; what
+stages send each other counts for what it costs at least.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.graph.model_graph import STREAM
+from autopar.layouts.stages import Cut, Here, make_cut
+from autopar.planning import columns
+from autopar.planning.kinds import Kind
+from autopar.planning.layered import Layered
+from autopar.planning.prices import Bill
+from autopar.planning.problem import Stages
+from autopar.planning.region_effects import (
+    buffer_effects,
+    handed_on,
+    input_effects,
+    unused_effects,
+)
+from autopar.planning.relaxed import (
+    HELD,
+    RESIDENT,
+    SECONDS,
+    STEP,
+    TRANSIENT,
+    Alike,
+    Loose,
+    bound,
+    least_bytes_of,
+)
+from autopar.plugin import Schedule
+
+Floats = NDArray[np.float64]
+
+
+def stages_of(schedule: Schedule) -> Stages:
+    """What of a schedule the problem sees."""
+    table = schedule.table
+    in_flight = tuple(table.in_flight(stage) for stage in range(table.stages))
+    return Stages(table.per_slowest, table.per_stage, in_flight)
+
+
+def even_counts(layers: int, parts: int) -> list[int]:
+    """How many layers each part has if they are spread evenly."""
+    return [layers * (p + 1) // parts - layers * p // parts for p in range(parts)]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """[part, first layer, layer after the last]: seconds of a microbatch that the part takes at
+    least with these layers (inf where they don't fit, or there are none), what it takes once a step
+    at least, and by how many bytes at least they are over the limit."""
+
+    seconds: Floats
+    step_seconds: Floats
+    over_bytes: Floats
+
+
+@dataclass(frozen=True)
+class Anywhere:
+    """A setting with a schedule, whose layers may be cut anywhere."""
+
+    layered: Layered
+    limit_bytes: int
+
+    @property
+    def schedule(self) -> Schedule:
+        """The setting's."""
+        schedule = self.layered.pricer.setting.schedule
+        assert schedule is not None
+        return schedule
+
+    @cached_property
+    def stages(self) -> Stages:
+        """What of the schedule counts."""
+        return stages_of(self.schedule)
+
+    def bound(self, solver: str) -> float:
+        """Seconds that no cut beats; inf where nothing fits."""
+        loose = self._loose()
+        return bound(loose, solver)[0] if np.isfinite(loose.least_slowest_s) else np.inf
+
+    def least_bytes(self) -> int:
+        """No program needs less."""
+        worst = float(least_bytes_of(self._loose()))
+        fullest = np.full(len(self.layered.kinds) + 1, np.inf)
+        fullest[0] = -np.inf
+        for over in self.spans.over_bytes if self.schedule.table.chunks == 1 else ():
+            fullest = np.min(np.maximum(fullest[:, None], over), axis=0)
+        if np.isfinite(fullest[-1]):
+            worst = max(worst, self.limit_bytes + float(fullest[-1]))
+        return int(worst)
+
+    def _loose(self) -> Loose:
+        every = [*self._skeleton()]
+        kinds: dict[int, list[Kind]] = {}
+        for kind in self.layered.kinds.values():
+            kinds.setdefault(id(kind), []).append(kind)
+        for k, same in enumerate(kinds.values()):
+            rows = self._layer_rows(same[0])
+            options = tuple(
+                {part % self.schedule.table.stages: self._on(rows, part)}
+                for part in range(self.schedule.table.parts)
+            )
+            every.append(Alike(len(same), options, k + 1, 1.0 / len(same)))
+        slowest_s = self.slowest_at_least()
+        return Loose(
+            self.limit_bytes, self.stages, tuple(every), self._base(), slowest_s, self.spread
+        )
+
+    def bound_of(self, counts: Sequence[int]) -> float:
+        """Seconds that no program beats whose parts have so many layers; of one part a stage."""
+        ends = [0, *itertools.accumulate(counts)]
+        at = [(part, ends[part], ends[part + 1]) for part in range(len(counts))]
+        each = [float(self.spans.seconds[place]) for place in at]
+        late = max(float(self.spans.step_seconds[place]) for place in at)
+        return self.stages.per_slowest * max(each) + self.stages.per_stage * sum(each) + late
+
+    @property
+    def spread(self) -> tuple[tuple[int, int], ...]:
+        """How many layers a part has, at least and at most. Schedules with several parts a stage
+        are timed with equal ones: theirs differ by one layer at most."""
+        table, count = self.schedule.table, len(self.layered.kinds)
+        least, most = 1, count - table.parts + 1
+        if table.chunks > 1:
+            least, most = count // table.parts, -(-count // table.parts)
+        return ((least, most),) * table.parts
+
+    # ------------------------------------------------------------ what parts have anyway
+
+    @cached_property
+    def _fixed(self) -> tuple[Here, ...]:
+        """The skeleton as each part has it wherever the layers are cut."""
+        table, setting = self.schedule.table, self.layered.pricer.setting
+        skeleton = self.layered.pricer.model.skeleton
+        rest = len(self.layered.kinds) - table.parts + 1
+        early = make_cut(skeleton, [*([1] * (table.parts - 1)), rest])
+        late = make_cut(skeleton, [rest, *([1] * (table.parts - 1))])
+        parts = {n: p for n, p in early.parts.items() if late.parts.get(n) == p}
+        cut = Cut(((),) * table.parts, parts, ())
+        axis = setting.mesh.part(self.schedule.axis)
+        return tuple(Here(cut, part, axis) for part in range(table.parts))
+
+    def _skeleton(self) -> Iterator[Alike]:
+        pricer, stages = self.layered.pricer, self.schedule.table.stages
+        for key in self.layered.skeleton:
+            rows: dict[int, Floats] = {}
+            for part, here in enumerate(self._fixed):
+                bills = [pricer.bill("", c, here) for c in pricer.candidates[key]]
+                own = np.array([self._numbers(bill, part) for bill in bills])
+                rows[part % stages] = rows.get(part % stages, 0.0) + own
+            yield Alike(1, (rows,), 0, 1.0)
+
+    def _numbers(self, bill: Bill, part: int) -> Floats:
+        table, times = self.schedule.table, self.layered.pricer.setting.microbatches
+        held = [0] * table.chunks
+        held[part // table.stages] = bill.held_bytes
+        sizes = (bill.resident_bytes - bill.held_bytes, bill.transient_bytes, *held)
+        return np.array([(bill.seconds - bill.step_s) / times, bill.step_s, *sizes], np.float64)
+
+    def _base(self) -> tuple[Floats, ...]:
+        pricer, table = self.layered.pricer, self.schedule.table
+        model, setting, prices = pricer.model, pricer.setting, pricer.prices
+        rows = [np.zeros(HELD + table.chunks) for _ in range(table.stages)]
+        least = min(kind.columns.costs[:, columns.TRANSIENT].min() for kind in self._every)
+        for row in rows:
+            row[RESIDENT] += prices.overhead_bytes()
+            row[TRANSIENT] = least  # every stage has a layer
+        for part, here in enumerate(self._fixed):
+            effects = [*unused_effects(model)] if part == 0 else []
+            effects += input_effects(model.skeleton, setting, here)
+            effects += buffer_effects(model.skeleton, here)
+            own = self._numbers(prices.bill(effects, setting.microbatches), part)
+            own[TRANSIENT] = 0.0
+            rows[part % table.stages] += own
+            sends = (part < table.parts - 1) + (part > 0)
+            rows[part % table.stages][SECONDS] += sends * self._send_s
+        return tuple(rows)
+
+    @property
+    def _every(self) -> list[Kind]:
+        return list({id(kind): kind for kind in self.layered.kinds.values()}.values())
+
+    @cached_property
+    def _send_s(self) -> float:
+        """What it costs at least to hand a layer's result on, or its gradient back."""
+        pricer = self.layered.pricer
+        skeleton, setting = pricer.model.skeleton, pricer.setting
+        axis = setting.mesh.part(self.schedule.axis)
+        found = []
+        for name, (key, layouts), _ in pricer.values("", skeleton):
+            value = skeleton.values[name]
+            if key[0] and key[1] == STREAM and value.needs_grad:
+                sends = {handed_on(value, "", x, setting, True, axis) for x in layouts}
+                sends |= {handed_on(value, "", x, setting, False, axis) for x in layouts}
+                found.append(min(map(pricer.prices.cost, sorted(sends, key=repr))))
+        return min(found, default=0.0)
+
+    # ------------------------------------------------------------ layers
+
+    def _layer_rows(self, kind: Kind) -> Floats:
+        """Seconds, step seconds, resident, transient and held bytes of each column."""
+        costs = kind.columns.costs
+        order = [columns.EACH_S, columns.ONCE_S, columns.RESIDENT, columns.TRANSIENT, columns.HELD]
+        rows = costs[:, order].copy()
+        bill = self._inputs(kind)
+        times = self.layered.pricer.setting.microbatches
+        rows[:, SECONDS] += (bill.seconds - bill.step_s) / times
+        rows[:, RESIDENT] += bill.resident_bytes - bill.held_bytes
+        return rows
+
+    def _inputs(self, kind: Kind) -> Bill:
+        pricer = self.layered.pricer
+        path = next(path for path, other in self.layered.kinds.items() if other is kind)
+        block = pricer.block(path)
+        effects = [*input_effects(block, pricer.setting), *buffer_effects(block)]
+        return pricer.prices.bill(effects, pricer.setting.microbatches)
+
+    def _on(self, rows: Floats, part: int) -> Floats:
+        """Rows with what is held in the chunk of a part."""
+        table = self.schedule.table
+        held = np.zeros((len(rows), table.chunks))
+        held[:, part // table.stages] = rows[:, HELD]
+        return np.hstack([rows[:, :HELD], held])
+
+    # ------------------------------------------------------------ runs of layers
+
+    def slowest_at_least(self) -> float:
+        """Seconds a microbatch that the slowest stage takes at least: layers don't divide."""
+        table, count = self.schedule.table, len(self.layered.kinds)
+        if table.chunks > 1:
+            least = {id(k): self._layer_rows(k)[:, SECONDS].min() for k in self._every}
+            times = sorted(float(least[id(kind)]) for kind in self.layered.kinds.values())
+            return sum(times[: -(-count // table.stages)])
+        slowest = np.full(count + 1, np.inf)
+        slowest[0] = 0.0
+        for seconds in self.spans.seconds:
+            slowest = np.min(np.maximum(slowest[:, None], seconds), axis=0)
+        return float(slowest[count])
+
+    @cached_property
+    def spans(self) -> Spans:
+        """What each part takes and needs at least with every run of layers."""
+        table, count = self.schedule.table, len(self.layered.kinds)
+        base, skeleton = self._base(), list(self._skeleton())
+        seconds = np.full((table.parts, count + 1, count + 1), np.inf)
+        over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
+        first, last = np.indices((count + 1, count + 1))
+        for part, (least, most) in enumerate(self.spread):
+            some = (last - first >= least) & (last - first <= most)
+            stage = part % table.stages
+            own = [costs.options[0][stage] for costs in skeleton if stage in costs.options[0]]
+            found_s, once_s, found_bytes = self._span(own, base[stage], stage, part)
+            seconds[part][some], over[part][some] = found_s[some], found_bytes[some]
+            once[part] = once_s
+        return Spans(np.where(over <= 0, seconds, np.inf), once, over)
+
+    def _span(
+        self, own: Sequence[Floats], base: Floats, stage: int, part: int
+    ) -> tuple[Floats, Floats, Floats]:
+        """Of one part, by its first layer and the one after its last: the most seconds that some
+        multiplier of memory proves, the least once a step, and the least bytes over the limit."""
+        counts = np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0)
+        rows = {id(kind): self._on(self._layer_rows(kind), part) for kind in self._every}
+        order = [id(kind) for kind in self.layered.kinds.values()]
+        free = self.limit_bytes - float(_bytes(base[None], counts)[0])
+        # What is needed for a moment is the layers' or the skeleton's: the larger one counts.
+        moment = float(base[TRANSIENT])
+        if sum(float(costs[:, TRANSIENT].min()) for costs in own) > moment:
+            moment, own = 0.0, [_with_moment(costs) for costs in own]
+        free -= moment
+
+        def total(weigh: Callable[[Floats], float]) -> Floats:
+            each = {key: weigh(costs) for key, costs in rows.items()}
+            sums = np.concatenate([[0.0], np.cumsum([each[key] for key in order])])
+            span: Floats = sums[None, :] - sums[:, None] + sum(map(weigh, own))
+            return span
+
+        pace = max(
+            float(costs[:, SECONDS].mean() / max(_bytes(costs, counts).mean(), 1.0))
+            for costs in rows.values()
+        )
+        best = np.zeros((len(order) + 1, len(order) + 1))
+        for multiplier in (0.0, *(pace * 2.0**k for k in range(-8, 9))):
+
+            def weigh(costs: Floats, multiplier: float = multiplier) -> float:
+                return float((costs[:, SECONDS] + multiplier * _bytes(costs, counts)).min())
+
+            best = np.maximum(best, total(weigh) + base[SECONDS] - multiplier * free)
+        once = total(lambda costs: float(costs[:, STEP].min())) + base[STEP]
+        return best, once, total(lambda costs: float(_bytes(costs, counts).min())) - free
+
+
+def _with_moment(costs: Floats) -> Floats:
+    """The rows with transient bytes among the resident ones."""
+    rows = costs.copy()
+    rows[:, RESIDENT] += rows[:, TRANSIENT]
+    return rows
+
+
+def _bytes(costs: Floats, counts: Floats) -> Floats:
+    sizes: Floats = costs[:, RESIDENT] + costs[:, HELD:] @ counts
+    return sizes

@@ -1,0 +1,173 @@
+"""All ways to run one layer that no other way beats: a layer's regions joined into one choice.
+
+A layer meets the rest of the model only where values cross its boundary. So its regions are chosen
+together beforehand, once for all identical layers: of those combinations that look alike from
+outside, only the ones on the Pareto front of their costs can be in an optimum. The programme then
+has one slot a layer, and a far better relaxation: each choice is integral inside the layer.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.planning.problem import Edge
+
+Costs = NDArray[np.float64]
+"""One row a choice: seconds a microbatch, seconds a step, resident, held and transient bytes."""
+EACH_S, ONCE_S, RESIDENT, HELD, TRANSIENT = range(5)
+NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+Facts = frozenset[tuple[Hashable, ...]]
+"""What is seen of a choice from outside, as ("word", …)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One region of a layer: its choices' costs, and what is seen of each."""
+
+    costs: Costs
+    seen: tuple[Facts, ...]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The combinations that are left: their costs, what is seen of all their parts together, and
+    which choice of each part it is."""
+
+    costs: Costs
+    seen: tuple[Facts, ...]
+    picks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Combinations of the first parts that look alike to all that is still to come."""
+
+    costs: Costs
+    picks: NDArray[np.int32]
+
+
+Crossing = tuple[int | None, frozenset[int]]
+"""The layout in which an edge's value is made, and those in which it is needed, so far."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """What of the first parts still matters: on the edges that are open, and outside."""
+
+    crossings: tuple[Crossing | None, ...]
+    seen: Facts
+
+
+def columns(parts: Sequence[Part], edges: Sequence[Edge], counted: Costs) -> Columns:
+    """The Pareto front of all combinations. `edges` join parts, by index; an edge with `once` is
+    paid once a step, others once a microbatch. `counted`: the sums of costs that matter, one a row.
+    """
+    start = _State((None,) * len(edges), frozenset())
+    fronts = {start: _Front(np.zeros((1, 5)), np.zeros((1, 0), np.int32))}
+    ends = [max([edge.source.slot, *(use.slot for use in edge.uses)]) for edge in edges]
+    for p, part in enumerate(parts):
+        closing = [e for e, end in enumerate(ends) if end == p]
+        fronts = _extended(fronts, p, part, edges, closing, counted)
+    return _collected(fronts, len(parts))
+
+
+def _extended(
+    fronts: dict[_State, _Front],
+    p: int,
+    part: Part,
+    edges: Sequence[Edge],
+    closing: Sequence[int],
+    counted: Costs,
+) -> dict[_State, _Front]:
+    found: dict[_State, list[_Front]] = {}
+    for (before, front), (c, own) in product(fronts.items(), _classes(p, part, edges, counted)):
+        crossings = [
+            _crossed(x, edge, p, c) for x, edge in zip(before.crossings, edges, strict=True)
+        ]
+        paid = _paid([(edges[e], crossings[e]) for e in closing])
+        if paid is None:
+            continue
+        for e in closing:
+            crossings[e] = None
+        state = _State(tuple(crossings), before.seen | part.seen[c])
+        count, more = len(front.costs), len(own.costs)
+        costs = (front.costs[:, None, :] + own.costs[None, :, :]).reshape(-1, 5) + paid
+        picks = np.hstack([np.repeat(front.picks, more, axis=0), np.tile(own.picks, (count, 1))])
+        found.setdefault(state, []).append(_Front(costs, picks))
+    return {state: _best(some, counted) for state, some in found.items()}
+
+
+def _classes(p: int, part: Part, edges: Sequence[Edge], counted: Costs) -> list[tuple[int, _Front]]:
+    """The part's choices by what is seen of them: one that stands for its class, and its best."""
+    rows = [use.layouts for edge in edges for use in (edge.source, *edge.uses) if use.slot == p]
+    groups: dict[Hashable, list[int]] = {}
+    for c, seen in enumerate(part.seen):
+        groups.setdefault((tuple(row[c] for row in rows), seen), []).append(c)
+    return [
+        (
+            members[0],
+            _best([_Front(part.costs[members], np.array(members, np.int32)[:, None])], counted),
+        )
+        for members in groups.values()
+    ]
+
+
+def _crossed(before: Crossing | None, edge: Edge, p: int, choice: int) -> Crossing | None:
+    """An edge's layouts with those of one more part."""
+    made, needed = before or (None, frozenset())
+    if edge.source.slot == p:
+        made = edge.source.layouts[choice]
+    more = {use.layouts[choice] for use in edge.uses if use.slot == p} - {None}
+    touched = edge.source.slot == p or any(use.slot == p for use in edge.uses)
+    return (made, needed | more) if touched else before  # type: ignore[operator]
+
+
+def _paid(crossings: Sequence[tuple[Edge, Crossing | None]]) -> tuple[float, ...] | None:
+    """What the edges cost, or None where one is impossible."""
+    paid = list(NOTHING)
+    for edge, crossing in crossings:
+        assert crossing is not None, edge.name
+        made, needed = crossing
+        for n in sorted(needed) if made is not None else ():
+            seconds = edge.seconds[made][n]  # type: ignore[index]
+            if seconds is None:
+                return None
+            paid[ONCE_S if edge.once else EACH_S] += seconds
+            paid[RESIDENT] += edge.resident_bytes[made][n]  # type: ignore[index]
+    return tuple(paid)
+
+
+def _best(fronts: Sequence[_Front], counted: Costs) -> _Front:
+    """Without what something else is no worse than in every cost; of equals the first stays."""
+    costs = np.concatenate([front.costs for front in fronts])
+    picks = np.concatenate([front.picks for front in fronts])
+    kept = pareto(costs @ counted.T)
+    return _Front(costs[kept], picks[kept])
+
+
+def pareto(costs: Costs) -> NDArray[np.int64]:
+    """Indices of the rows that no other row is at most equal to in every column, sorted by cost."""
+    order = np.lexsort(costs.T[::-1])
+    rows = costs[order]
+    kept: list[int] = []
+    alive = np.ones(len(rows), bool)
+    for i in range(len(rows)):
+        if alive[i]:
+            kept.append(i)
+            beaten = (rows[i + 1 :] >= rows[i]).all(axis=1)
+            alive[i + 1 :] &= ~beaten
+    return order[kept]
+
+
+def _collected(fronts: dict[_State, _Front], count: int) -> Columns:
+    if not fronts:
+        return Columns(np.zeros((0, 5)), (), ())
+    seen = [state.seen for state, front in fronts.items() for _ in front.costs]
+    picks = [tuple(map(int, row)) for front in fronts.values() for row in front.picks]
+    assert all(len(row) == count for row in picks)
+    return Columns(np.concatenate([f.costs for f in fronts.values()]), tuple(seen), tuple(picks))

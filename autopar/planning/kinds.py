@@ -1,0 +1,182 @@
+"""The layers of one setting by kind: alike ones share their prices and their columns.
+
+Two layers are alike that are the same block with the same candidates, at the same place in the
+groups that run again together.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from autopar.graph.model_graph import STREAM
+from autopar.layouts.program import group_of
+from autopar.layouts.stages import Here
+from autopar.planning.columns import Columns, Costs, Part, columns
+from autopar.planning.joined import Taken, unit_edges
+from autopar.planning.price import Pricer, SlotKey
+from autopar.planning.problem import Edge
+from autopar.planning.together import alike_in_group, together_edges
+from autopar.plugin import Candidate, Collective, Effect
+
+Regions = Mapping[str, tuple[Candidate, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What a layer may do: its regions' candidates, and which of each a column takes."""
+
+    regions: Regions
+    columns: Columns
+
+    @cached_property
+    def streams(self) -> tuple[int, ...]:
+        """For each column, which candidate of the region that owns the layer's boundary."""
+        position = list(self.regions).index(STREAM)
+        return tuple(picks[position] for picks in self.columns.picks)
+
+    @cached_property
+    def groups(self) -> tuple[frozenset[Hashable], ...]:
+        """For each column, what all layers of its group must have in common."""
+        return tuple(
+            frozenset(fact for fact in seen if fact[0] == "group") for seen in self.columns.seen
+        )
+
+    def using(self, axis: str) -> tuple[int, ...]:
+        """The columns that split something over an axis."""
+        return tuple(i for i, seen in enumerate(self.columns.seen) if ("uses", axis) in seen)
+
+    def choices(self, column: int) -> dict[str, Candidate]:
+        """The candidate of each region."""
+        picks = self.columns.picks[column]
+        return {
+            region: candidates[c]
+            for (region, candidates), c in zip(self.regions.items(), picks, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Makes the kinds of a setting's layers."""
+
+    pricer: Pricer
+    known: dict[Hashable, Kind] = field(default_factory=dict)
+
+    def by_path(self) -> Mapping[str, Kind]:
+        """The kind of every layer, in model order."""
+        layers: dict[str, dict[str, tuple[Candidate, ...]]] = {}
+        for (path, region), candidates in self.pricer.candidates.items():
+            if path:
+                layers.setdefault(path, {})[region] = candidates
+        found = {}
+        for path, regions in layers.items():
+            key = self._key(path, regions)
+            if key not in self.known:
+                self.known[key] = self._kind(path, regions)
+            found[path] = self.known[key]
+        return found
+
+    def _key(self, path: str, regions: Regions) -> Hashable:
+        again = dict.fromkeys(c.recompute for c in regions[STREAM])
+        groups = [
+            group_of(self.pricer.model, path, Candidate(STREAM, recompute=one)) for one in again
+        ]
+        places = tuple((len(g), path == g[0], path == g[-1]) for g in groups)
+        return id(self.pricer.block(path)), tuple(regions.items()), places
+
+    def _kind(self, path: str, regions: Regions) -> Kind:
+        index = {(path, region): i for i, region in enumerate(regions)}
+        inside_s = self._inside(path, regions)
+        parts = [
+            Part(
+                self._costs(path, candidates, inside_s[region]),
+                tuple(frozenset(_seen(c)) for c in candidates),
+            )
+            for region, candidates in regions.items()
+        ]
+        edges = [
+            *self._conversions(path, index),
+            *self._units(path, regions, index),
+            *together_edges(regions),
+        ]
+        return Kind(regions, columns(parts, edges, self._counted()))
+
+    def _counted(self) -> Costs:
+        """Without stages only sums of costs count."""
+        setting = self.pricer.setting
+        if setting.schedule is not None:
+            return np.eye(5)
+        times = setting.microbatches
+        return np.array([[times, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], np.float64)
+
+    def _costs(self, path: str, candidates: tuple[Candidate, ...], inside_s: list[float]) -> Costs:
+        times, rows = self.pricer.setting.microbatches, []
+        for candidate, more_s in zip(candidates, inside_s, strict=True):
+            bill = self.pricer.bill(path, candidate)
+            each_s = (bill.seconds - bill.step_s) / times + more_s
+            resident = bill.resident_bytes - bill.held_bytes
+            rows.append((each_s, bill.step_s, resident, bill.held_bytes, bill.transient_bytes))
+        return np.array(rows)
+
+    def _inside(self, path: str, regions: Regions) -> dict[str, list[float]]:
+        """Seconds a microbatch of conversions inside each region, by candidate."""
+        out = {region: [0.0] * len(candidates) for region, candidates in regions.items()}
+        for name, made, needs in self.pricer.values(path, self.pricer.block(path)):
+            for need in needs:
+                if need[0] == made[0]:
+                    seconds = self.pricer.inside_s(path, name, made, need)
+                    row = out[made[0][1]]
+                    row[:] = [before + more for before, more in zip(row, seconds, strict=True)]
+        return out
+
+    def _conversions(self, path: str, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
+        block = self.pricer.block(path)
+        for name, made, needs in self.pricer.values(path, block):
+            across = [need for need in needs if need[0] != made[0]]
+            edge = self.pricer.edge(path, block, name, made, across, index)
+            if edge is not None:
+                yield edge
+
+    def _units(self, path: str, regions: Regions, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
+        for once in (False, True):
+            slots = {
+                index[path, region]: taken_in(self.pricer, path, candidates, once)
+                for region, candidates in regions.items()
+            }
+            for edge in unit_edges({path: slots}, call_price(self.pricer)):
+                yield replace(edge, once=once)
+
+
+def taken_in(
+    pricer: Pricer,
+    path: str,
+    candidates: Sequence[Candidate],
+    once: bool,
+    here: Here | None = None,
+) -> list[Taken]:
+    """For each candidate the joined calls that it takes part in: those of a step or (not `once`)
+    of a microbatch."""
+    bills = (pricer.bill(path, candidate, here) for candidate in candidates)
+    return [frozenset(c for c in bill.units if (c.per == "step") == once) for bill in bills]
+
+
+def call_price(pricer: Pricer) -> Callable[[Effect], float]:
+    """The price of one joined call beside its bytes."""
+
+    def call_s(effect: Effect) -> float:
+        assert isinstance(effect, Collective)
+        return pricer.prices.cost(effect)
+
+    return call_s
+
+
+def _seen(candidate: Candidate) -> Iterator[tuple[Hashable, ...]]:
+    """What of a region's candidate matters outside its layer."""
+    if candidate.region == STREAM:
+        yield "stream", candidate.splits
+    for axis in {part.axis for _, split in candidate.splits for part in split}:
+        yield "uses", axis
+    group = alike_in_group(candidate)
+    if group is not None:
+        yield "group", candidate.region, group

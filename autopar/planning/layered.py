@@ -1,0 +1,99 @@
+"""What problems with and without stages share: the skeleton's regions are slots, each layer is one,
+and its columns are the slot's choices."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autopar.graph.chains import groups
+from autopar.graph.model_graph import STREAM
+from autopar.layouts.program import Program
+from autopar.layouts.stages import Cut
+from autopar.planning.kinds import Kind, Kinds
+from autopar.planning.price import Pricer, SlotKey
+from autopar.planning.problem import Cover, Edge, Use
+from autopar.planning.together import equal_edge
+from autopar.plugin import Candidate
+
+
+@dataclass(frozen=True)
+class Layered:
+    """A priced setting by slots: first the skeleton's regions, then the layers, in model order."""
+
+    pricer: Pricer
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The kind of every layer."""
+        return Kinds(self.pricer).by_path()
+
+    @cached_property
+    def skeleton(self) -> tuple[SlotKey, ...]:
+        """The skeleton's regions."""
+        return tuple(key for key in self.pricer.candidates if key[0] == "")
+
+    @cached_property
+    def index(self) -> Mapping[SlotKey, int]:
+        """The slot of each region of the skeleton, and of the region at each layer's boundary."""
+        keys = [*self.skeleton, *((path, STREAM) for path in self.kinds)]
+        return {key: i for i, key in enumerate(keys)}
+
+    def on_columns(self, edge: Edge) -> Edge:
+        """An edge between candidates of the slots' regions as one between their choices."""
+        return replace(edge, source=self._use(edge.source), uses=tuple(map(self._use, edge.uses)))
+
+    def _use(self, use: Use) -> Use:
+        kind = self._kind_of(use.slot)
+        if kind is None:
+            return use
+        return Use(use.slot, tuple(use.layouts[c] for c in kind.streams))
+
+    def _kind_of(self, slot: int) -> Kind | None:
+        path = list(self.index)[slot][0]
+        return self.kinds[path] if path else None
+
+    def covers(self) -> tuple[Cover, ...]:
+        """Every axis of the mesh is there to be used; that of the stages is."""
+        setting = self.pricer.setting
+        return tuple(
+            Cover(axis, tuple(self._using(key, axis) for key in self.index))
+            for axis, size in setting.mesh.axes
+            if size > 1 and (setting.schedule is None or axis != setting.schedule.axis)
+        )
+
+    def _using(self, key: SlotKey, axis: str) -> tuple[int, ...]:
+        if key[0]:
+            return self.kinds[key[0]].using(axis)
+        return tuple(i for i, c in enumerate(self.pricer.candidates[key]) if c.uses(axis))
+
+    def group_edges(self) -> Iterator[Edge]:
+        """Layers that run again together are alike."""
+        sizes = {
+            fact[2][0].layers  # type: ignore[index]
+            for kind in dict.fromkeys(self.kinds.values())
+            for facts in kind.groups
+            for fact in facts
+        }
+        for layers in sorted(sizes):
+            for path, group in groups(self.pricer.model, layers).items():
+                if path != group[0]:
+                    first, own = self.index[group[0], STREAM], self.index[path, STREAM]
+                    rows: list[Sequence[Hashable]] = [
+                        self.kinds[group[0]].groups,
+                        self.kinds[path].groups,
+                    ]
+                    yield equal_edge(f"{group[0]}, {path}: run again alike", [first, own], rows)
+
+    def program(self, choices: Sequence[int], cut: Cut | None = None) -> Program:
+        """One choice a slot as the candidates of all regions."""
+        found: dict[str, dict[str, Candidate]] = {"": {}}
+        for (path, region), choice in zip(self.index, choices, strict=True):
+            if path:
+                found[path] = self.kinds[path].choices(choice)
+            else:
+                found[""][region] = self.pricer.candidates[path, region][choice]
+        # In the model's own order: a plan lists its regions in it.
+        ordered: dict[str, dict[str, Candidate]] = {}
+        for path, region in self.pricer.candidates:
+            ordered.setdefault(path, {})[region] = found[path][region]
+        return Program(self.pricer.model, self.pricer.setting, ordered, cut)

@@ -1,0 +1,103 @@
+"""The relaxation against brute force: its bound, its excesses, and what is solved with them."""
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+from test_ilp import SOLVERS, brute_force, random_problem
+from test_stage_problem import drawn
+
+from autopar.planning import ilp
+from autopar.planning.ilp import evaluate, solve
+from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
+from autopar.planning.relaxed import alike_slots as alike
+from autopar.planning.relaxed import least_bytes_of, loosened, relaxed
+
+
+def costs(problem: PlanningProblem) -> dict[tuple[int, ...], tuple[float, int]]:
+    """Every choice that is possible, with its seconds and bytes."""
+    every = itertools.product(*(range(len(slot.choices)) for slot in problem.slots))
+    found = ((choices, evaluate(problem, choices)) for choices in every)
+    return {choices: cost for choices, cost in found if cost is not None}
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_bound_and_excess(first: int, solver: str) -> None:
+    """No choice that fits is faster than the bound, nor than the bound and its excess; where the
+    relaxation says that nothing fits, nothing does."""
+    tight = 0
+    for seed in range(first, first + 20):
+        problem = random_problem(seed) if seed % 2 else drawn(seed)
+        low = relaxed(problem, solver)
+        fitting = {c: s for c, (s, size) in costs(problem).items() if size <= problem.limit_bytes}
+        if not low.feasible:
+            assert not fitting, seed
+            continue
+        for choices, seconds in fitting.items():
+            excess = max(float(row[c]) for row, c in zip(low.excess_s, choices, strict=True))
+            assert seconds >= (low.bound_s + excess) * (1 - 1e-9) - 1e-12, seed
+        if fitting:
+            tight += low.bound_s > 0.7 * min(fitting.values())
+    assert tight >= 5
+
+
+def test_least_bytes() -> None:
+    for seed in range(40):
+        problem = random_problem(seed) if seed % 2 else drawn(seed)
+        sizes = [size for _, size in costs(problem).values()]
+        least = least_bytes_of(loosened(problem, alike(problem)))
+        assert not sizes or least <= min(sizes), seed
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_sieve(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solved from few choices at first, the answers are the same."""
+    monkeypatch.setattr(ilp, "SMALL", 0)
+    for seed in range(60):
+        expected = brute_force(seed)
+        found = solve(random_problem(seed), solver=solver, gap=1e-9)
+        if isinstance(expected, Infeasible):
+            assert found == expected, seed
+            continue
+        assert isinstance(found, Solution), seed
+        assert found.seconds == pytest.approx(expected, rel=1e-6, abs=1e-15), seed
+        assert found.bound_seconds <= expected * (1 + 1e-9), seed
+    for seed in range(40):
+        staged = drawn(seed)
+        fitting = [s for s, size in costs(staged).values() if size <= staged.limit_bytes]
+        found = solve(staged, solver=solver, gap=1e-9)
+        if not fitting:
+            assert isinstance(found, Infeasible), seed
+        else:
+            assert isinstance(found, Solution), seed
+            assert found.seconds == pytest.approx(min(fitting), rel=1e-6), seed
+
+
+def twins(seed: int) -> PlanningProblem:
+    """Two classes of alike slots: only how often each choice is taken matters."""
+    rng = random.Random(seed)
+
+    def some() -> tuple[Choice, ...]:
+        return tuple(
+            Choice(rng.randint(1, 20) / 4, rng.randint(0, 30), rng.randint(0, 15))
+            for _ in range(rng.randint(2, 4))
+        )
+
+    choices = some(), some()
+    slots = tuple(Slot(f"s{s}", choices[s % 2], f"g{s}") for s in range(6))
+    free = PlanningProblem(slots, (), 0, 1.0, 5)
+    sizes = sorted(size for _, size in costs(free).values())
+    return dataclasses.replace(free, limit_bytes=sizes[len(sizes) // rng.choice((2, 5, 20))])
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_alike_slots_are_counted(solver: str) -> None:
+    for seed in range(40):
+        problem = twins(seed)
+        best = min(s for s, size in costs(problem).values() if size <= problem.limit_bytes)
+        found = solve(problem, solver=solver, gap=1e-9)
+        assert isinstance(found, Solution), seed
+        assert found.seconds == pytest.approx(best, rel=1e-7), seed
+        assert found.memory_bytes <= problem.limit_bytes
