@@ -9,7 +9,7 @@ from rich.table import Table
 
 from autopar.plan import Alternative, Plan, RegionChoice, ScheduleChoice
 from autopar.text import layer_span, mesh_text, seconds, short_mesh, size, strategy_text
-from autopar.why import regions_table, rivals_table, speed_up
+from autopar.why import faster, regions_table, rivals_table, speed_up
 
 MOST_MESHES = 6
 """Other meshes that the summary lists."""
@@ -35,7 +35,7 @@ def summarise(plan: Plan) -> str:
     console.print(_predicted(plan))
     for table in filter(None, (regions_table(plan), rivals_table(plan))):
         console.print(table)
-    for line in [*filter(None, [speed_up(plan)]), *_certificate(plan)]:
+    for line in [*filter(None, [speed_up(plan), faster(plan)]), *_certificate(plan)]:
         console.print(line)
     return out.getvalue()
 

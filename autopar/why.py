@@ -1,5 +1,6 @@
 """Why this plan, as a person reads it: what its rivals take, and what they lose on."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from rich.table import Table
@@ -67,6 +68,21 @@ def speed_up(plan: Plan) -> str:
     return (
         f"Predicted {theirs / own:.2f} times as fast as the recipe ({seconds(own)} against "
         f"{seconds(theirs)} a step)."
+    )
+
+
+def faster(plan: Plan) -> str:
+    """Why a rival may be faster than the plan, in a line; "" where none is."""
+    rivals = [rival for rival in (plan.recipe, *plan.runners_up) if rival is not None]
+    steps = [rival.predicted.step_s for rival in rivals if rival.predicted is not None]
+    if min(steps, default=math.inf) >= plan.predicted.step_s:
+        return ""
+    c = plan.certificate
+    apart = f"{'−' if c.difference_s < 0 else '+'}{seconds(abs(c.difference_s))}"
+    return (
+        "A rival is faster by its whole account. Either a pin excludes it, or the solver's "
+        f"objective, by which plans are compared, isn't the whole account: of this plan it differs "
+        f"by {apart}, beside a proven gap of {c.gap:.2%}."
     )
 
 

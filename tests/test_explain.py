@@ -89,6 +89,18 @@ def test_the_summary_says_what_each_loses_on(plan: Plan) -> None:
         assert f"{worst} +" in text
 
 
+def test_a_faster_rival_is_owned_up_to(plan: Plan) -> None:
+    """What the solver's objective leaves out may turn the order."""
+    said = "A rival is faster by its whole account."
+    rivals = [rival for rival in (plan.recipe, *plan.runners_up) if rival is not None]
+    steps = [rival.predicted.step_s for rival in rivals if rival.predicted]
+    assert (said in " ".join(plan.summary().split())) is (min(steps) < plan.predicted.step_s)
+    slower = replace(plan, predicted=replace(plan.predicted, step_s=2 * max(steps)))
+    assert said in " ".join(slower.summary().split())
+    quicker = replace(plan, predicted=replace(plan.predicted, step_s=min(steps) / 2))
+    assert said not in " ".join(quicker.summary().split())
+
+
 def test_a_plan_that_is_edited_is_compared_with_nothing(plan: Plan) -> None:
     job = classifier()
     assert autopar.emit(job.model, plan, loss=job.loss).plan == plan
