@@ -317,6 +317,12 @@ def regret(outcomes: Sequence[Outcome], top: int = 3) -> float:
     return min(true for _, true in sorted(known)[:top]) / min(true for _, true in known) - 1
 
 
+def too_large(one: Outcome) -> bool:
+    """Whether the plan would be refused on its device, though it ran."""
+    assert one.predicted is not None
+    return one.predicted.memory_bytes > preset_of(one.run).device.memory_bytes
+
+
 def percent(values: Sequence[float]) -> str:
     """The mean, for reading."""
     return f"{100 * statistics.fmean(values):.1f} %" if values else "–"
@@ -346,6 +352,8 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
     memory = Table(title="error of memory")
     for heading in ("source", "runs", "error", "bias"):
         memory.add_column(heading)
+    known = [o for o in outcomes if o.predicted is not None]
+    large = [o for o in known if too_large(o)]
     for source in dict.fromkeys(o.run.source for o in outcomes if o.memory_error is not None):
         found = [
             o.memory_error or 0.0
@@ -354,6 +362,9 @@ def report(outcomes: Sequence[Outcome], console: Console) -> None:
         ]
         memory.add_row(source, str(len(found)), percent([abs(e) for e in found]), percent(found))
     console.print(memory)
+    console.print(
+        f"called too large for their device: {len(large)} of {len(known)}; all of them ran"
+    )
     order = Table(title="order within a group of plans")
     for heading in ("group", "plans", "pairs in order", "best of the top three is off by"):
         order.add_column(heading)

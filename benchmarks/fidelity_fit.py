@@ -49,9 +49,11 @@ class Fit:
         return np.array(found)
 
 
-def fit(prepared: Sequence[Prepared], start: Constants, steps: int = 8) -> dict[str, float]:
-    """The constants that fit best, by Levenberg-Marquardt in their logarithms."""
-    names = sorted(start)
+def fit(
+    prepared: Sequence[Prepared], start: Constants, names: Sequence[str], steps: int
+) -> dict[str, float]:
+    """The constants with those of these names that fit best, by Levenberg-Marquardt in their
+    logarithms."""
     counts: dict[str, int] = {}
     for one in prepared:
         counts[one.run.source] = counts.get(one.run.source, 0) + 1
@@ -59,7 +61,8 @@ def fit(prepared: Sequence[Prepared], start: Constants, steps: int = 8) -> dict[
     at, damping = np.zeros(len(names)), 0.1
 
     def values(x: Vector) -> dict[str, float]:
-        return {n: start[n] * math.exp(v) for n, v in zip(names, x, strict=True)}
+        found = {n: start[n] * math.exp(v) for n, v in zip(names, x, strict=True)}
+        return {**start, **found}
 
     def slope(i: int) -> Vector:
         moved = at.copy()
@@ -126,20 +129,30 @@ def main() -> None:
     parser.add_argument("--leave-out", action="store_true")
     parser.add_argument("--ablate", action="store_true")
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--only", default="", help="constants to fit, separated by commas")
+    parser.add_argument("--source", default="", help="only sources whose names start so")
     parser.add_argument("--most", type=int, default=60, help="runs of a source to fit on")
     options = parser.parse_args()
     console = Console(width=160)
-    runs = sorted(filter(usable, read_runs()), key=lambda r: (repr(r.shape), r.batch))
+    runs = [r for r in read_runs() if usable(r) and r.source.startswith(options.source)]
+    if not (options.ablate or options.leave_out):  # only what is fitted on
+        runs = _sample([r for r in runs if r.fitted], options.most)
+    runs.sort(key=lambda r: (repr(r.shape), r.batch))
     prepared = [p for p in map(prepare, runs) if isinstance(p, Prepared)]
     console.print(f"{len(prepared)} of {len(runs)} runs are predicted")
     start = constants()
+    names = sorted(options.only.split(",") if options.only else start)
     half = [p for p in prepared if p.run.fitted]
     rest = [p for p in prepared if not p.run.fitted]
-    sample = _sample(half, options.most)
-    found = fit(sample, start, options.steps) if options.write or options.leave_out else dict(start)
+    kept = {run.name for run in _sample([p.run for p in half], options.most)}
+    sample = [p for p in half if p.run.name in kept]
+    fits = options.write or options.leave_out
+    found = fit(sample, start, names, options.steps) if fits else dict(start)
     for name, value in found.items():
         console.print(f"{name:32s} {start[name]:12.5g} -> {value:12.5g}", highlight=False)
     for what, some in (("fitted half", half), ("other half", rest)):
+        if not some:
+            continue
         console.print(f"{what}: {shown(mean_errors(some, found))}", highlight=False)
     if options.write:
         text = json.dumps(found, indent=2, sort_keys=True)
@@ -151,16 +164,16 @@ def main() -> None:
     for source in dict.fromkeys(p.run.source for p in prepared) if options.leave_out else ():
         others = [p for p in sample if p.run.source != source]
         mine = [p for p in prepared if p.run.source == source]
-        without = fit(others, start, options.steps)
+        without = fit(others, start, names, options.steps)
         console.print(f"fitted without it: {shown(mean_errors(mine, without))}", highlight=False)
 
 
-def _sample(prepared: Sequence[Prepared], most: int) -> list[Prepared]:
+def _sample(runs: Sequence[Run], most: int) -> list[Run]:
     """At most so many of a source, in the order of their names' hashes."""
     found = []
-    for source in dict.fromkeys(p.run.source for p in prepared):
-        mine = [p for p in prepared if p.run.source == source]
-        mine.sort(key=lambda p: hashlib.sha256(p.run.name.encode()).hexdigest())
+    for source in dict.fromkeys(run.source for run in runs):
+        mine = [run for run in runs if run.source == source]
+        mine.sort(key=lambda run: hashlib.sha256(run.name.encode()).hexdigest())
         found += mine[:most]
     return found
 
