@@ -70,7 +70,7 @@ def compile(
     """
     asked = _Asked(
         *(model, cluster_spec, batch, loss, optimizer, clip_norm, strategies, cost_models),
-        *(pin, tuple(forbid), memory_fraction, gap, time_limit_s, progress),
+        *(pin, _listed(forbid), memory_fraction, gap, time_limit_s, progress),
     )
     return _line(asked, plan_or_explain)
 
@@ -101,12 +101,19 @@ def recipe(
 
     Errors: as `compile`; InfeasibleError where no step of the recipe fits, though a plan may.
     """
-    barred = tuple(forbid)
+    barred = _listed(forbid)
     asked = _Asked(
         *(model, cluster_spec, batch, loss, optimizer, clip_norm, strategies, cost_models),
         *(None, barred, memory_fraction, gap, time_limit_s, progress),
     )
     return _line(asked, lambda request, watch: plan_by_recipe(request, barred, watch))
+
+
+def _listed(forbid: Iterable[str]) -> tuple[str, ...]:
+    """The names, which may come once. Errors: AutoparError for a text, whose letters they'd be."""
+    if isinstance(forbid, str):
+        raise AutoparError(f'forbid must be a list of names such as ["tp"], not {forbid!r}')
+    return tuple(forbid)
 
 
 @dataclass(frozen=True)

@@ -338,7 +338,7 @@ def split_over(
     parts = (*candidate.split(dim.name), replace(mesh.part(axis), balanced=balanced))
     split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
     if not divides(split, dim.size):
-        axes = " · ".join(f"{part.axis}{part.size}" for part in split)
+        axes = " · ".join(f"{part.axis}{part.size}" for part in parts)
         pieces = split_size(split)
         two = ", each of two chunks" if any(part.balanced for part in split) else ""
         return Refusal(

@@ -138,8 +138,8 @@ def test_memory_fraction() -> None:
     [
         (
             {"dpp": 2},
-            "pin: 'dpp' is neither an axis (dp, ep, pp, tp), 'microbatches', 'schedule', 'layers', "
-            "nor a strategy (data, ",
+            "pin: 'dpp' is neither an axis (cp, dp, ep, pp, tp), 'microbatches', 'schedule', "
+            "'layers', nor a strategy (context, data, ",
         ),
         ({"zero": {"stages": 3}}, "pin 'zero': no option 'stages'; there are stage"),
         ({"zero": 7}, "zero has no stage 7: legal are "),

@@ -17,7 +17,15 @@ TOLERANCE = 1e-9
 EVERY_RUN = 2
 """Draws for each family and mesh in every test run; `slow` has the rest of the 300."""
 DRAWS = 10
-MESHES = {"one axis": {"ra": 2, "rb": 1, "dp": 2}, "two axes": {"ra": 2, "rb": 2, "dp": 1}}
+MESHES = {
+    "one axis": {"ra": 2, "rb": 1, "dp": 2, "cp": 1},
+    "two axes": {"ra": 2, "rb": 2, "dp": 1, "cp": 1},
+    "beside cp": {"ra": 2, "rb": 1, "dp": 1, "cp": 2},
+}
+WITH_CONTEXT = ("gpt2", "llama", "phi3", "qwen3", "bert", "mixtral", "deepseek_v3")
+"""Families whose attention can be split along cp."""
+FEW = ("gpt2", "llama", "deepseek_v3")
+"""Those of them in every run."""
 OFF = {"tensor": False, "sequence": False, "zero": False, "tp": 1, "microbatches": 1}
 
 
@@ -34,12 +42,17 @@ def draw(family: str, mesh: str, seed: int) -> Comparison | str:
                 loss=job.loss,
                 optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
                 clip_norm=0.05,
-                strategies=("data", "sequence", "tensor", "zero", plugin),
-                pin={**OFF, **MESHES[mesh], "random_splits": True},
+                strategies=("data", "sequence", "tensor", "zero", "context", plugin),
+                pin={**OFF, **MESHES[mesh], "random_splits": True, **_form(mesh, seed)},
             )
         except autopar.AutoparError as error:
             return str(error)
         return run(job, program)
+
+
+def _form(mesh: str, seed: int) -> dict[str, str]:
+    """Both forms of attention in turn."""
+    return {"context": ("ring", "all_to_all")[seed % 2]} if MESHES[mesh]["cp"] > 1 else {}
 
 
 def check(pool: Pool, family: str, mesh: str, seeds: range) -> list[str]:
@@ -57,10 +70,18 @@ def check(pool: Pool, family: str, mesh: str, seeds: range) -> list[str]:
     return refused
 
 
-CASES = [(family, mesh) for family in FAMILIES for mesh in MESHES]
+CASES = [
+    (family, mesh)
+    for family in FAMILIES
+    for mesh in MESHES
+    if mesh != "beside cp" or family in WITH_CONTEXT
+]
 
 
-@pytest.mark.parametrize(("family", "mesh"), CASES)
+QUICK = [(family, mesh) for family, mesh in CASES if mesh != "beside cp" or family in FEW]
+
+
+@pytest.mark.parametrize(("family", "mesh"), QUICK)
 def test_random_plans(pool4: Pool, family: str, mesh: str) -> None:
     """A selection in every run."""
     check(pool4, family, mesh, range(EVERY_RUN))
@@ -69,6 +90,8 @@ def test_random_plans(pool4: Pool, family: str, mesh: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "mesh"), CASES)
 def test_more_random_plans(pool4: Pool, family: str, mesh: str) -> None:
-    """The rest: with the selection 20 draws for each of 16 families, and most of them run."""
-    refused = check(pool4, family, mesh, range(EVERY_RUN, DRAWS))
+    """The rest: with the selection 20 draws for each of 16 families, 10 more for those that can
+    split sequences, and most of them run."""
+    first = EVERY_RUN if (family, mesh) in QUICK else 0
+    refused = check(pool4, family, mesh, range(first, DRAWS))
     assert len(refused) < DRAWS - EVERY_RUN, refused
