@@ -119,6 +119,10 @@ class Table:
     def check(self) -> None:
         """Errors: BrokenScheduleError where it can't run, or something is done twice, never, or on
         another stage than where the part lies."""
+        _ = self._checked
+
+    @cached_property
+    def _checked(self) -> bool:
         kinds: tuple[Kind, ...] = ("F", "I", "W") if self.splits_backward else ("F", "B")
         for stage, order in enumerate(self.orders):
             wanted = {
@@ -131,7 +135,7 @@ class Table:
             if wrong or len(order) != len(wanted):
                 named = ", ".join(map(str, sorted(wrong)[:3])) or "an action twice"
                 raise BrokenScheduleError(f"stage {stage} lacks, or has too much: {named}")
-        _ = self.starts
+        return bool(self.starts)
 
     @cached_property
     def ticks(self) -> int:

@@ -1,5 +1,6 @@
 """Pipeline parallelism: ranks along pp hold different layers, microbatches flow through them."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -94,7 +95,7 @@ class Pipeline(Strategy):
     @staticmethod
     def _schedule(name: str, make: Make, **options: int) -> Schedule:
         function = f"autopar.runtime.schedules:{make.__name__}"
-        return Schedule(name, "pp", function, tuple(options.items()), make(**options))
+        return Schedule(name, "pp", function, tuple(options.items()), _table(make, **options))
 
     def conflict(
         self, candidate: Candidate, region: Region, mesh: Mesh, schedule: Schedule | None = None
@@ -110,3 +111,9 @@ class Pipeline(Strategy):
                 "another schedule"
             )
         return None
+
+
+@functools.lru_cache(maxsize=256)
+def _table(make: Make, **options: int) -> Table:
+    """The same for every mesh with as many stages: a search asks for it again and again."""
+    return make(**options)

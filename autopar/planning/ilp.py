@@ -100,6 +100,8 @@ def solve(
     if cutoff_s is not None and cutoff_s <= low.bound_s < math.inf:
         return Infeasible(0)
     found = _sifted(task, low)
+    if found == math.inf and not measure and low.feasible and cutoff_s is not None:
+        return Infeasible(0)  # of what may fit nothing is faster
     if found == math.inf and not measure:
         return Infeasible(max(least_bytes(problem) - problem.limit_bytes, 1), at_least=True)
     return found if isinstance(found, Solution | Infeasible) else _smallest(task, found)

@@ -68,10 +68,10 @@ def open_setting(
             found[path, region.name] = cache[key]
     owner = owner_of(setting.schedule, strategies)
     reason = _unmet(found, paths, setting, pins, owner) or _unused(found, setting)
-    reason = reason or _dropping(found, setting) or _gathered(found)
+    reason = reason or _dropping(cache.values(), setting) or _gathered(found)
     if reason is not None:
         return Dropped(setting, reason)
-    factors = factors_of(setting.mesh, (c for f in found.values() for c in f.choices))
+    factors = factors_of(setting.mesh, (c for f in cache.values() for c in f.choices))
     alike = {
         id(value): tuple(refine_candidate(c, factors) for c in value.choices)
         for value in cache.values()
@@ -183,8 +183,8 @@ def _unmet(
     return None
 
 
-def _dropping(found: Mapping[SlotKey, Candidates], setting: Setting) -> str | None:
-    faults = (dropout_fault(c, f.region, setting) for f in found.values() for c in f.choices)
+def _dropping(found: Collection[Candidates], setting: Setting) -> str | None:
+    faults = (dropout_fault(c, f.region, setting) for f in found for c in f.choices)
     return next((f"a region {fault}" for fault in faults if fault), None)
 
 

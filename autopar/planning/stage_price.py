@@ -250,7 +250,9 @@ def least_work(pricer: Pricer) -> tuple[float, float]:
     for (path, _), candidates in pricer.candidates.items():
         key = (id(pricer.block(path)), candidates)  # layers of a kind have the same
         if key not in known:
-            bills = [pricer.bill(path, candidate) for candidate in candidates]
+            # What runs again adds to what runs: no candidate is faster for it.
+            once = [candidate for candidate in candidates if candidate.recompute is None]
+            bills = [pricer.bill(path, candidate) for candidate in once or candidates]
             each = min(b.seconds - b.step_s for b in bills) / pricer.setting.microbatches
             known[key] = each, min(b.step_s for b in bills)
         each_s += known[key][0]
