@@ -148,7 +148,9 @@ def test_an_exchange_moves_heads_and_positions() -> None:
 
 @pytest.mark.parametrize("form", ["ring", "all_to_all"])
 def test_work_and_saved_tensors_are_divided(form: str) -> None:
-    """Each of four ranks keeps a quarter of the activations and does a quarter of the work."""
+    """Each of four ranks keeps a quarter of the activations and does a quarter of the work. What an
+    all-to-all takes back to positions is there twice: attention's result, and the projection's
+    input."""
     split = planned(gpt2(), f"cp4_{form}").plan.predicted
     with float32_raised():
         job = gpt2()
@@ -156,7 +158,10 @@ def test_work_and_saved_tensors_are_divided(form: str) -> None:
             job.model, "cpu:1", job.batch, strategies=("data",), pin={"microbatches": 1}
         ).plan.predicted
     assert split.model_flops == whole.model_flops
-    assert split.memory["saved"] == pytest.approx(whole.memory["saved"] / 4, rel=0.02)
+    config, ids = job.model.config, job.batch["input_ids"]
+    exchanged = ids.numel() // 4 * config.n_embd * 8 * config.n_layer  # float32 raised to 8 bytes
+    twice = exchanged if form == "all_to_all" else 0
+    assert split.memory["saved"] == pytest.approx(whole.memory["saved"] / 4 + twice, rel=1e-3)
     assert split.compute_s < whole.compute_s
 
 

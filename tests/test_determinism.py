@@ -11,7 +11,7 @@ from models import Job, classifier, gpt2
 import autopar
 
 FILES = ("plan.json", "module.py")
-GPT2_BYTES, MLP_BYTES = 400_000, 30_000
+GPT2_BYTES, MLP_BYTES = 350_000, 30_000
 """So little memory that free planning has to mix strategies."""
 
 
