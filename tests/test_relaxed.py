@@ -23,12 +23,12 @@ def costs(problem: PlanningProblem) -> dict[tuple[int, ...], tuple[float, int]]:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, 20, 10))
 def test_bound_and_excess(first: int, solver: str) -> None:
     """No choice that fits is faster than the bound, nor than the bound and its excess; where the
     relaxation says that nothing fits, nothing does."""
     tight = 0
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         problem = random_problem(seed) if seed % 2 else drawn(seed)
         low = relaxed(problem, solver)
         fitting = {c: s for c, (s, size) in costs(problem).items() if size <= problem.limit_bytes}
@@ -40,7 +40,7 @@ def test_bound_and_excess(first: int, solver: str) -> None:
             assert seconds >= (low.bound_s + excess) * (1 - 1e-9) - 1e-12, seed
         if fitting:
             tight += low.bound_s > 0.7 * min(fitting.values())
-    assert tight >= 5
+    assert tight >= 3
 
 
 def test_least_bytes() -> None:
@@ -55,7 +55,7 @@ def test_least_bytes() -> None:
 def test_sieve(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Solved from few choices at first, the answers are the same."""
     monkeypatch.setattr(ilp, "SMALL", 0)
-    for seed in range(60):
+    for seed in range(20):
         expected = brute_force(seed)
         found = solve(random_problem(seed), solver=solver, gap=1e-9)
         if isinstance(expected, Infeasible):
@@ -64,7 +64,7 @@ def test_sieve(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(found, Solution), seed
         assert found.seconds == pytest.approx(expected, rel=1e-6, abs=1e-15), seed
         assert found.bound_seconds <= expected * (1 + 1e-9), seed
-    for seed in range(40):
+    for seed in range(12):
         staged = drawn(seed)
         fitting = [s for s, size in costs(staged).values() if size <= staged.limit_bytes]
         found = solve(staged, solver=solver, gap=1e-9)
@@ -94,7 +94,7 @@ def twins(seed: int) -> PlanningProblem:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_alike_slots_are_counted(solver: str) -> None:
-    for seed in range(40):
+    for seed in range(15):
         problem = twins(seed)
         best = min(s for s, size in costs(problem).values() if size <= problem.limit_bytes)
         found = solve(problem, solver=solver, gap=1e-9)

@@ -134,7 +134,7 @@ def _sifted(task: _Task, low: Relaxed) -> Solution | Infeasible | float:
         return math.inf
     reach_s = math.inf if task.cutoff_s is None else task.cutoff_s - low.bound_s
     small = sum(map(len, task.kept)) <= SMALL
-    width_s = math.inf if small else FIRST * low.bound_s
+    width_s = math.inf if small or low.bound_s <= 0 else FIRST * low.bound_s
     while True:
         kept = tuple(
             tuple(c for c in some if excess[c] <= width_s)
@@ -145,13 +145,14 @@ def _sifted(task: _Task, low: Relaxed) -> Solution | Infeasible | float:
         if not whole:
             bound_s = min(bound_s, low.bound_s + width_s)
         bound_s = max(bound_s, low.bound_s)
-        if found and (whole or found.seconds - bound_s <= task.gap * found.seconds):
+        over_s = found.seconds - low.bound_s if found else math.inf
+        enough = whole or over_s <= width_s  # what lies outside can't be better
+        if found and (enough or found.seconds - bound_s <= task.gap * found.seconds):
             return replace(found, bound_seconds=min(bound_s, found.seconds))
         if whole:
             return bound_s
         if width_s >= reach_s:
             return found or Infeasible(0)
-        over_s = found.seconds - low.bound_s if found else math.inf
         width_s = min(width_s * WIDER, over_s, reach_s)
 
 
