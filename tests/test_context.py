@@ -158,7 +158,8 @@ def test_work_and_saved_tensors_are_divided(form: str) -> None:
             job.model, "cpu:1", job.batch, strategies=("data",), pin={"microbatches": 1}
         ).plan.predicted
     assert split.model_flops == whole.model_flops
-    config, ids = job.model.config, job.batch["input_ids"]
+    config: Any = job.model.config
+    ids = job.batch["input_ids"]
     exchanged = ids.numel() // 4 * config.n_embd * 8 * config.n_layer  # float32 raised to 8 bytes
     twice = exchanged if form == "all_to_all" else 0
     assert split.memory["saved"] == pytest.approx(whole.memory["saved"] / 4 + twice, rel=1e-3)
