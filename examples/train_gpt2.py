@@ -156,9 +156,12 @@ def show(console: Console, title: str, plan: autopar.Plan) -> None:
 
 
 def mixes(plan: autopar.Plan) -> bool:
-    """Whether regions with parameters, which all could be under ZeRO, are treated differently."""
+    """Whether regions with matrices (all but the stream of norms and sums between them), which all
+    could be under ZeRO, are treated differently."""
     stages = {
-        choice.strategies.get("zero", {}).get("stage") for choice in plan.regions if choice.params
+        choice.strategies.get("zero", {}).get("stage")
+        for choice in plan.regions
+        if choice.region != "stream"
     }
     return len(stages) > 1
 
