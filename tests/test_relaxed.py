@@ -101,3 +101,14 @@ def test_alike_slots_are_counted(solver: str) -> None:
         assert isinstance(found, Solution), seed
         assert found.seconds == pytest.approx(best, rel=1e-7), seed
         assert found.memory_bytes <= problem.limit_bytes
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_what_fits_though_it_is_the_least_in_nothing(solver: str) -> None:
+    """Two alike slots: neither the choice with the least resident bytes, nor that with the least
+    transient ones, nor that with the least of both together fits, but one between them does."""
+    choices = Choice(1.0, 0, 100), Choice(1.0, 45, 5), Choice(2.0, 20, 40)
+    problem = PlanningProblem((Slot("a", choices, "a"), Slot("b", choices, "b")), (), 85)
+    assert relaxed(problem, solver).feasible
+    found = solve(problem, solver=solver, gap=1e-9)
+    assert isinstance(found, Solution) and found.choices == (2, 2) and found.memory_bytes == 80

@@ -37,16 +37,10 @@ from autopar.planning.relaxed import (
     bound,
     least_bytes_of,
 )
+from autopar.planning.schedules import stages_of
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
-
-
-def stages_of(schedule: Schedule) -> Stages:
-    """What of a schedule the problem sees."""
-    table = schedule.table
-    in_flight = tuple(table.in_flight(stage) for stage in range(table.stages))
-    return Stages(table.per_slowest, table.per_stage, in_flight)
 
 
 def even_counts(layers: int, parts: int) -> list[int]:
@@ -164,8 +158,8 @@ class Anywhere:
         table, times = self.schedule.table, self.layered.pricer.setting.microbatches
         held = [0] * table.chunks
         held[part // table.stages] = bill.held_bytes
-        sizes = (bill.resident_bytes - bill.held_bytes, bill.transient_bytes, *held)
-        return np.array([(bill.seconds - bill.step_s) / times, bill.step_s, *sizes], np.float64)
+        sizes = (bill.lasting_bytes, bill.transient_bytes, *held)
+        return np.array([bill.each_s(times), bill.step_s, *sizes], np.float64)
 
     def _base(self) -> tuple[Floats, ...]:
         pricer, table = self.layered.pricer, self.schedule.table
@@ -214,8 +208,8 @@ class Anywhere:
         rows = costs[:, order].copy()
         bill = self._inputs(kind)
         times = self.layered.pricer.setting.microbatches
-        rows[:, SECONDS] += (bill.seconds - bill.step_s) / times
-        rows[:, RESIDENT] += bill.resident_bytes - bill.held_bytes
+        rows[:, SECONDS] += bill.each_s(times)
+        rows[:, RESIDENT] += bill.lasting_bytes
         return rows
 
     def _inputs(self, kind: Kind) -> Bill:

@@ -24,6 +24,10 @@ Variables
       N[k] = Σ of the x, or of the f, that are alike              (count)     add_counts
       t₀ + Σ t·x + Σ T·z ≤ cutoff                                 (cutoff)    cut_off
 
+Slots that have the same choices, and of which every edge sees the same whatever they take, are
+counted, not told apart: x of such a class is an integer, Σ_c x = their number, and in (transient)
+peak ≥ q for each choice that is taken at all (`rows.merged_slots`, `merged_rows`).
+
 Where layers lie in stages, `stage_rows` has other rows for (seconds), (transient) and (memory).
 
 "Neither makes nor needs the value" is one more layout whose conversions are free. With x integral,

@@ -87,16 +87,16 @@ class Kinds:
 
     def _kind(self, path: str, regions: Regions) -> Kind:
         index = {(path, region): i for i, region in enumerate(regions)}
-        inside_s = self._inside(path, regions)
+        inside_s = inside_seconds(self.pricer, path)
         parts = [
             Part(
-                self._costs(path, candidates, inside_s[region]),
+                self._costs(path, candidates, inside_s[path, region]),
                 tuple(frozenset(_seen(c)) for c in candidates),
             )
             for region, candidates in regions.items()
         ]
         edges = [
-            *self._conversions(path, index),
+            *crossing_edges(self.pricer, path, index),
             *self._units(path, regions, index),
             *together_edges(regions),
         ]
@@ -114,29 +114,9 @@ class Kinds:
         times, rows = self.pricer.setting.microbatches, []
         for candidate, more_s in zip(candidates, inside_s, strict=True):
             bill = self.pricer.bill(path, candidate)
-            each_s = (bill.seconds - bill.step_s) / times + more_s
-            resident = bill.resident_bytes - bill.held_bytes
-            rows.append((each_s, bill.step_s, resident, bill.held_bytes, bill.transient_bytes))
+            sizes = (bill.lasting_bytes, bill.held_bytes, bill.transient_bytes)
+            rows.append((bill.each_s(times) + more_s, bill.step_s, *sizes))
         return np.array(rows)
-
-    def _inside(self, path: str, regions: Regions) -> dict[str, list[float]]:
-        """Seconds a microbatch of conversions inside each region, by candidate."""
-        out = {region: [0.0] * len(candidates) for region, candidates in regions.items()}
-        for name, made, needs in self.pricer.values(path, self.pricer.block(path)):
-            for need in needs:
-                if need[0] == made[0]:
-                    seconds = self.pricer.inside_s(path, name, made, need)
-                    row = out[made[0][1]]
-                    row[:] = [before + more for before, more in zip(row, seconds, strict=True)]
-        return out
-
-    def _conversions(self, path: str, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
-        block = self.pricer.block(path)
-        for name, made, needs in self.pricer.values(path, block):
-            across = [need for need in needs if need[0] != made[0]]
-            edge = self.pricer.edge(path, block, name, made, across, index)
-            if edge is not None:
-                yield edge
 
     def _units(self, path: str, regions: Regions, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
         for once in (False, True):
@@ -146,6 +126,33 @@ class Kinds:
             }
             for edge in unit_edges({path: slots}, call_price(self.pricer)):
                 yield replace(edge, once=once)
+
+
+def inside_seconds(pricer: Pricer, path: str) -> dict[SlotKey, list[float]]:
+    """Seconds a microbatch of conversions inside each region of a layer, or of the skeleton (""),
+    by candidate."""
+    out = {
+        key: [0.0] * len(candidates)
+        for key, candidates in pricer.candidates.items()
+        if key[0] == path
+    }
+    for name, made, needs in pricer.values(path, pricer.block(path)):
+        for need in needs:
+            if need[0] == made[0] and made[0] in out:
+                more = pricer.inside_s(path, name, made, need)
+                out[made[0]] = [a + b for a, b in zip(out[made[0]], more, strict=True)]
+    return out
+
+
+def crossing_edges(pricer: Pricer, path: str, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
+    """The values of a layer, or of the skeleton (""), that cross between regions; seconds are those
+    of a microbatch."""
+    block = pricer.block(path)
+    for name, made, needs in pricer.values(path, block):
+        across = [need for need in needs if need[0] != made[0]]
+        edge = pricer.edge(path, block, name, made, across, index)
+        if edge is not None:
+            yield edge
 
 
 def taken_in(

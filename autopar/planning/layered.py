@@ -33,30 +33,30 @@ class Layered:
         return tuple(key for key in self.pricer.candidates if key[0] == "")
 
     @cached_property
+    def keys(self) -> tuple[SlotKey, ...]:
+        """By slot, the region of the skeleton, or the one at the layer's boundary."""
+        return (*self.skeleton, *((path, STREAM) for path in self.kinds))
+
+    @cached_property
     def index(self) -> Mapping[SlotKey, int]:
-        """The slot of each region of the skeleton, and of the region at each layer's boundary."""
-        keys = [*self.skeleton, *((path, STREAM) for path in self.kinds)]
-        return {key: i for i, key in enumerate(keys)}
+        """The slot of each key."""
+        return {key: i for i, key in enumerate(self.keys)}
 
     def on_columns(self, edge: Edge) -> Edge:
         """An edge between candidates of the slots' regions as one between their choices."""
         return replace(edge, source=self._use(edge.source), uses=tuple(map(self._use, edge.uses)))
 
     def _use(self, use: Use) -> Use:
-        kind = self._kind_of(use.slot)
-        if kind is None:
+        path = self.keys[use.slot][0]
+        if not path:
             return use
-        return Use(use.slot, tuple(use.layouts[c] for c in kind.streams))
-
-    def _kind_of(self, slot: int) -> Kind | None:
-        path = list(self.index)[slot][0]
-        return self.kinds[path] if path else None
+        return Use(use.slot, tuple(use.layouts[c] for c in self.kinds[path].streams))
 
     def covers(self) -> tuple[Cover, ...]:
         """Every axis of the mesh is there to be used; that of the stages is."""
         setting = self.pricer.setting
         return tuple(
-            Cover(axis, tuple(self._using(key, axis) for key in self.index))
+            Cover(axis, tuple(self._using(key, axis) for key in self.keys))
             for axis, size in setting.mesh.axes
             if size > 1 and (setting.schedule is None or axis != setting.schedule.axis)
         )
@@ -87,7 +87,7 @@ class Layered:
     def program(self, choices: Sequence[int], cut: Cut | None = None) -> Program:
         """One choice a slot as the candidates of all regions."""
         found: dict[str, dict[str, Candidate]] = {"": {}}
-        for (path, region), choice in zip(self.index, choices, strict=True):
+        for (path, region), choice in zip(self.keys, choices, strict=True):
             if path:
                 found[path] = self.kinds[path].choices(choice)
             else:

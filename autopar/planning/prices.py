@@ -34,6 +34,15 @@ class Bill:
         """Everything in sequence: nothing is hidden behind anything yet."""
         return self.compute_s + self.communication_s + self.optimizer_s
 
+    @property
+    def lasting_bytes(self) -> int:
+        """The resident bytes that are held throughout, however many microbatches are in flight."""
+        return self.resident_bytes - self.held_bytes
+
+    def each_s(self, microbatches: int) -> float:
+        """Seconds of one microbatch, without what is paid once a step."""
+        return (self.seconds - self.step_s) / microbatches
+
     def __add__(self, other: "Bill") -> "Bill":
         return Bill(
             self.compute_s + other.compute_s,

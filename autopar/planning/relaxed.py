@@ -111,13 +111,10 @@ def bound(loose: Loose, solver: str) -> tuple[float, list[list[Floats]]]:
     for _ in range(ROUNDS):
         found = _multipliers(loose, active, solver)
         if found is None:
-            # Nothing of what was generated fits: look for what needs least memory.
-            smaller = _add_smallest(loose, active)
-            if not smaller:
-                return np.inf, [
-                    [np.zeros(len(_any(g))) for g in one.options] for one in loose.every
-                ]
-            continue
+            # Nothing of what was generated fits: take what needs least memory, at last everything.
+            if _add_smallest(loose, active) or _add_all(loose, active):
+                continue
+            return np.inf, [[np.zeros(len(_any(g))) for g in one.options] for one in loose.every]
         multipliers, value_s = found
         bound_s, weights = _priced(loose, multipliers)
         best = max(best, (bound_s, weights), key=lambda pair: pair[0])

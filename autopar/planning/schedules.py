@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autopar.layouts.layout import Setting
 from autopar.planning.pins import Pins
+from autopar.planning.problem import Stages
 from autopar.plugin import Refusal, Schedule, Strategy
 
 
@@ -52,3 +53,10 @@ def scheduled(
             names = ", ".join(dict.fromkeys(schedule.name for schedule in schedules))
             why.append(f"there is no schedule {pins.schedule!r} for it: there are {names}")
         yield Refusal("; ".join(why) or f"{owner.name!r} has no schedule for it")
+
+
+def stages_of(schedule: Schedule) -> Stages:
+    """What of a schedule a planning problem sees."""
+    table = schedule.table
+    in_flight = tuple(table.in_flight(stage) for stage in range(table.stages))
+    return Stages(table.per_slowest, table.per_stage, in_flight)

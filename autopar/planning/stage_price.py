@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from autopar.planning.kinds import Kind, call_price, taken_in
 from autopar.planning.layered import Layered
 from autopar.planning.price import Need, Pricer, SlotKey
 from autopar.planning.prices import Bill
-from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot, Stages
+from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot
 from autopar.planning.region_effects import (
     boundary_effects,
     buffer_effects,
@@ -25,6 +25,7 @@ from autopar.planning.region_effects import (
     input_effects,
     unused_effects,
 )
+from autopar.planning.schedules import stages_of
 from autopar.plugin import Candidate, Effect, Schedule
 
 Extra = Mapping[tuple[SlotKey, int], list[float]]
@@ -65,32 +66,19 @@ class StagePricer:
         edges = list(self._edges(extra))
         self._add_sends(extra)
         slots = [self._skeleton_slot(key, extra) for key in self.layered.skeleton]
-        slots += [self._layer_slot(path, kind, extra) for path, kind in self.layered.kinds.items()]
+        slots += self._layer_slots(extra)
         edges += self._unit_edges()
         edges += self.layered.group_edges()
-        table = self.schedule.table
-        stages = Stages(
-            table.per_slowest,
-            table.per_stage,
-            tuple(table.in_flight(stage) for stage in range(table.stages)),
-        )
         return PlanningProblem(
             tuple(slots),
             tuple(edges),
             limit_bytes,
             covers=self.layered.covers(),
-            stages=stages,
+            stages=stages_of(self.schedule),
             base_shares=tuple(self._base()),
         )
 
     # ------------------------------------------------------------ slots
-
-    def stage_of_layer(self, path: str) -> int:
-        """Where a layer lies."""
-        return self.cut.part_of(path) % self.schedule.table.stages
-
-    def _bill(self, path: str, candidate: Candidate, part: int) -> Bill:
-        return self.pricer.bill(path, candidate, self.heres[part] if path == "" else None)
 
     def _skeleton_slot(self, key: SlotKey, extra: Extra) -> Slot:
         choices = []
@@ -98,16 +86,28 @@ class StagePricer:
             shares = []
             for part in range(self.cut.count):
                 more = extra[key, part][c] if (key, part) in extra else 0.0
-                shares.append(self.share(self._bill(key[0], candidate, part), part, more))
+                bill = self.pricer.bill("", candidate, self.heres[part])
+                shares.append(self.share(bill, part, more))
             choices.append(self._choice(shares))
         return Slot(f"/{key[1]}", tuple(choices), "")
 
-    def _layer_slot(self, path: str, kind: Kind, extra: Extra) -> Slot:
-        """A layer's columns on its stage; with them what it hands on, and on the next stage the
+    def _layer_slots(self, extra: Extra) -> Iterator[Slot]:
+        """Alike layers of one part share their choices, so that they can be counted."""
+        known: dict[Hashable, tuple[Choice, ...]] = {}
+        for path, kind in self.layered.kinds.items():
+            own = self.cut.part_of(path)
+            more = {part: row for (key, part), row in extra.items() if key == (path, STREAM)}
+            alike = (id(kind), own, tuple((part, tuple(row)) for part, row in more.items()))
+            if alike not in known:
+                known[alike] = self._layer_choices(kind, own, more)
+            yield Slot(path, known[alike], path)
+
+    def _layer_choices(
+        self, kind: Kind, own: int, more: Mapping[int, Sequence[float]]
+    ) -> tuple[Choice, ...]:
+        """A layer's columns in a part; with them what it hands on, and in the next part the
         gradient of that."""
-        own = self.cut.part_of(path)
         stages, chunks = self.schedule.table.stages, self.schedule.table.chunks
-        more = {part: row for (key, part), row in extra.items() if key == (path, STREAM)}
         choices = []
         for costs, stream in zip(kind.columns.costs, kind.streams, strict=True):
             shares = []
@@ -123,7 +123,7 @@ class StagePricer:
                 sizes = (resident, tuple(held), int(costs[TRANSIENT]))
                 shares.append(Share(part % stages, each_s, once_s, *sizes))
             choices.append(self._choice(shares))
-        return Slot(path, tuple(choices), path)
+        return tuple(choices)
 
     def _choice(self, shares: list[Share]) -> Choice:
         seconds = sum(s.seconds * self.microbatches + s.step_seconds for s in shares)
@@ -136,9 +136,9 @@ class StagePricer:
         held = tuple(bill.held_bytes if chunk == part // stages else 0 for chunk in range(chunks))
         return Share(
             part % stages,
-            (bill.seconds - bill.step_s) / self.microbatches + more,
+            bill.each_s(self.microbatches) + more,
             bill.step_s,
-            bill.resident_bytes - bill.held_bytes,
+            bill.lasting_bytes,
             held,
             bill.transient_bytes,
         )
@@ -253,7 +253,7 @@ def least_work(pricer: Pricer) -> tuple[float, float]:
             # What runs again adds to what runs: no candidate is faster for it.
             once = [candidate for candidate in candidates if candidate.recompute is None]
             bills = [pricer.bill(path, candidate) for candidate in once or candidates]
-            each = min(b.seconds - b.step_s for b in bills) / pricer.setting.microbatches
+            each = min(b.each_s(pricer.setting.microbatches) for b in bills)
             known[key] = each, min(b.step_s for b in bills)
         each_s += known[key][0]
         once_s += known[key][1]

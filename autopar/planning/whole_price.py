@@ -1,11 +1,17 @@
 """Candidates → PlanningProblem where every rank has all layers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
 from autopar.planning.joined import unit_edges
-from autopar.planning.kinds import Kind, call_price, taken_in
+from autopar.planning.kinds import (
+    Kind,
+    call_price,
+    crossing_edges,
+    inside_seconds,
+    taken_in,
+)
 from autopar.planning.layered import Layered
 from autopar.planning.price import SlotKey
 from autopar.planning.problem import Choice, Edge, PlanningProblem, Slot
@@ -15,12 +21,14 @@ def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
     """The problem of a setting without stages."""
     pricer, times = layered.pricer, layered.pricer.setting.microbatches
     known: dict[int, tuple[Choice, ...]] = {}
-    slots = [_skeleton_slot(layered, key) for key in layered.skeleton]
+    inside_s = inside_seconds(pricer, "")
+    slots = [_skeleton_slot(layered, key, inside_s[key]) for key in layered.skeleton]
     for path, kind in layered.kinds.items():
         if id(kind) not in known:
             known[id(kind)] = tuple(_choices(kind, times))
         slots.append(Slot(path, known[id(kind)], path))
-    edges = [_of_step(edge, times) for edge in _conversions(layered)]
+    found = crossing_edges(pricer, "", layered.index)
+    edges = [_of_step(layered.on_columns(edge), times) for edge in found]
     edges += _units(layered)
     edges += layered.group_edges()
     base = pricer.base()
@@ -40,29 +48,13 @@ def _choices(kind: Kind, times: int) -> Iterator[Choice]:
         yield Choice(seconds, int(row[RESIDENT] + row[HELD]), int(row[TRANSIENT]))
 
 
-def _skeleton_slot(layered: Layered, key: SlotKey) -> Slot:
+def _skeleton_slot(layered: Layered, key: SlotKey, inside_s: Sequence[float]) -> Slot:
     pricer, choices = layered.pricer, []
-    inside_s = [0.0] * len(pricer.candidates[key])
-    for name, made, needs in pricer.values("", pricer.model.skeleton):
-        for need in needs if made[0] == key else ():
-            if need[0] == key:
-                more = pricer.inside_s("", name, made, need)
-                inside_s = [a + b for a, b in zip(inside_s, more, strict=True)]
     for candidate, each_s in zip(pricer.candidates[key], inside_s, strict=True):
         bill = pricer.bill("", candidate)
         seconds = bill.seconds + pricer.setting.microbatches * each_s
         choices.append(Choice(seconds, bill.resident_bytes, bill.transient_bytes))
     return Slot(f"/{key[1]}", tuple(choices), "")
-
-
-def _conversions(layered: Layered) -> Iterator[Edge]:
-    pricer = layered.pricer
-    skeleton = pricer.model.skeleton
-    for name, made, needs in pricer.values("", skeleton):
-        across = [need for need in needs if need[0] != made[0]]
-        edge = pricer.edge("", skeleton, name, made, across, layered.index)
-        if edge is not None:
-            yield layered.on_columns(edge)
 
 
 def _of_step(edge: Edge, times: int) -> Edge:
