@@ -1,6 +1,5 @@
 """Context parallelism against the plain model: tasks for a pool."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +7,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from equality import CLIP_NORM, OFF, Comparison, Edit, edited, run
+from equality import OFF, Comparison, Edit, edited, planned_as, run
 from experts import wide
 from families import FAMILIES
 from models import Job, float32_raised, gpt2, llama
@@ -89,16 +88,7 @@ MODELS: dict[str, Callable[[], Job]] = {
 def compiled(job: Job, case: str, cluster: str | dict[str, Any]) -> autopar.Compiled:
     """A job planned for CPU processes under one of CASES."""
     off = {name: on for name, on in OFF.items() if not name.startswith("wide")}
-    return autopar.compile(
-        job.model,
-        cluster,
-        job.batch,
-        loss=job.loss,
-        optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
-        clip_norm=CLIP_NORM,
-        strategies=STRATEGIES,
-        pin={**off, **CASES[case]},
-    )
+    return planned_as(job, cluster, STRATEGIES, {**off, **CASES[case]})
 
 
 def compare(model: str, case: str, cluster: str, *edits: Edit) -> Comparison:

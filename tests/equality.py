@@ -4,6 +4,7 @@ import functools
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from wide_ffn import WideFfn
 
 import autopar
 from autopar.capture import reference_loss
+from autopar.plugin import Strategy
 from autopar.runtime import CollectiveCounter
 
 CLIP_NORM = 0.05
@@ -211,6 +213,18 @@ def compiled(
     off = dict(OFF)
     if pins.get("tp", 1) > 1:
         off.pop("tensor")
+    strategies = (*STRATEGIES, "pipeline") if case in STAGED else STRATEGIES
+    return planned_as(job, cluster, strategies, {**off, **pins}, **keywords)
+
+
+def planned_as(
+    job: Job,
+    cluster: str | dict[str, Any],
+    strategies: Sequence[str | Strategy],
+    pin: Mapping[str, Any],
+    **keywords: Any,
+) -> autopar.Compiled:
+    """A job planned as the pins say, to be trained by the AdamW of these tests."""
     return autopar.compile(
         job.model,
         cluster,
@@ -218,8 +232,8 @@ def compiled(
         loss=job.loss,
         optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
         clip_norm=CLIP_NORM,
-        strategies=(*STRATEGIES, "pipeline") if case in STAGED else STRATEGIES,
-        pin={**off, **pins},
+        strategies=strategies,
+        pin=pin,
         **keywords,
     )
 

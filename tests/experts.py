@@ -1,7 +1,6 @@
 """Expert parallelism against the plain model: tasks for a pool."""
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from equality import CLIP_NORM, OFF, Comparison, Edit, edited, run
+from equality import OFF, Comparison, Edit, edited, planned_as, run
 from models import Job
 from moe import all_raised, grouped
 
@@ -95,16 +94,7 @@ def lopsided(job: Job) -> Job:
 def compiled(job: Job, case: str, cluster: str | dict[str, Any]) -> autopar.Compiled:
     """A job planned for CPU processes under one of CASES."""
     off = {name: on for name, on in OFF.items() if not name.startswith("wide")}
-    return autopar.compile(
-        job.model,
-        cluster,
-        job.batch,
-        loss=job.loss,
-        optimizer=functools.partial(torch.optim.AdamW, lr=1e-2),
-        clip_norm=CLIP_NORM,
-        strategies=STRATEGIES,
-        pin={"recompute": False, **off, **CASES[case]},
-    )
+    return planned_as(job, cluster, STRATEGIES, {"recompute": False, **off, **CASES[case]})
 
 
 def compare(family: str, case: str, cluster: str, skewed: bool, *edits: Edit) -> Sent:
