@@ -29,3 +29,19 @@ def pool4() -> Iterator[Pool]:
     pool = Pool(4)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="module")
+def pool8() -> Iterator[Pool]:
+    """Eight gloo processes, for the tests of one file."""
+    pool = Pool(8)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def pool2() -> Iterator[Pool]:
+    """Two gloo processes, for the tests of one file."""
+    pool = Pool(2)
+    yield pool
+    pool.close()

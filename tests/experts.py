@@ -112,6 +112,11 @@ def compare_single(family: str, case: str, cluster: str) -> Sent:
 
 def _compare(job: Job, case: str, cluster: str, edits: tuple[Edit, ...]) -> Sent:
     program = edited(compiled(job, case, cluster), edits)
+    return sent_of(job, program, bool(CASES[case].get("recompute")))
+
+
+def sent_of(job: Job, program: autopar.Compiled, recomputed: bool) -> Sent:
+    """Runs a compiled program and the plain model; `recomputed`: experts run twice a step."""
     routes: list[Route] = []
 
     def recorded(ends: torch.Tensor, axis: Any) -> Route:
@@ -121,7 +126,7 @@ def _compare(job: Job, case: str, cluster: str, edits: tuple[Edit, ...]) -> Sent
     with mock.patch("autopar.runtime.route", recorded):
         comparison = run(job, program)
     # An evaluation, and three steps with as many forwards of as many layers, or with twice as many.
-    runs = 2 if CASES[case].get("recompute") else 1
+    runs = 2 if recomputed else 1
     forwards = len(routes) // (1 + 3 * runs)
     step = routes[forwards : (1 + runs) * forwards]  # each forward's, and those that run again
     config: Any = job.model.config

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from models import Job
+from models import IGNORED, Job
 from torch import Tensor, nn
 from vision import ResNet, UNet, classification_loss, pixel_loss
 
@@ -69,7 +69,7 @@ def _tokens(length: int, **extra: Any) -> Callable[[Any, int], dict[str, Tensor]
         ids = torch.randint(0, config.vocab_size, (samples, length))
         labels = ids.clone()
         for sample in range(samples):  # unevenly ignored
-            labels[sample, : (sample * 5) % min(length, 16)] = -100
+            labels[sample, : IGNORED[sample % len(IGNORED)] % length] = -100
         return {"input_ids": ids, "labels": labels, **extra}
 
     return batch

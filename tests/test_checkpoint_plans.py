@@ -1,7 +1,6 @@
 """Checkpoints across plans that the compiler made, in float64, optimizer included."""
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,13 +124,6 @@ def loaded_on(model: str, processes: int, folder: Path) -> Found:
         parallel = start(pinned(model, processes))
         parallel.load_checkpoint(folder)
         return whole(parallel), train(parallel, job.batch, AFTER)
-
-
-@pytest.fixture
-def pool2() -> Iterator[Pool]:
-    pool = Pool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Equality first: every emitted program against the plain model, on four processes."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -30,14 +29,6 @@ def check(comparisons: list[object]) -> None:
 def test_equality(pool4: Pool, model: str, case: str) -> None:
     """Loss, every gradient, the norm, weights after three clipped steps; bytes as planned."""
     check(pool4.run(compare, model, case))
-
-
-@pytest.fixture(scope="module")
-def pool8() -> Iterator[Pool]:
-    """Eight gloo processes."""
-    pool = Pool(8)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.slow

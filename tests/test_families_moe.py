@@ -1,7 +1,6 @@
 """Mixtures of experts, unmodified: Mixtral, Qwen3-MoE and DeepSeek-V3 (latent attention, groups,
 shared experts), with batched and with grouped matmuls."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -60,14 +59,6 @@ def test_batched(pool4: Pool, family: str, case: str) -> None:
 def test_grouped(pool4: Pool, family: str, case: str) -> None:
     """The same with tokens sorted by expert, in float32."""
     check(pool4.run(compare_grouped, family, case, "cpu:4"), SINGLE)
-
-
-@pytest.fixture(scope="module")
-def pool2() -> Iterator[Pool]:
-    """Two gloo processes."""
-    pool = Pool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,14 +79,6 @@ def execute(name: str, source: str) -> Comparison:
     with GOLDEN[name].raised():
         job, now = GOLDEN[name].made()
         return run(job, replace(now, source=source))
-
-
-@pytest.fixture(scope="module")
-def pool2() -> Iterator[Pool]:
-    """Two gloo processes."""
-    pool = Pool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.usefixtures("program")

@@ -4,7 +4,6 @@ import functools
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,14 +63,6 @@ def compare_on_two(stage: int) -> Comparison:
             pin={k: v for k, v in pin.items() if not k.startswith("wide")},
         )
         return run(made, program)
-
-
-@pytest.fixture(scope="module")
-def pool2() -> Iterator[Pool]:
-    """Two gloo processes."""
-    pool = Pool(2)
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
