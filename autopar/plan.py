@@ -197,13 +197,13 @@ class ScheduleChoice:
 
 @dataclass(frozen=True, config=_STRICT)
 class Certificate:
-    """How good the plan is proven to be: no plan in the searched space is faster than `bound_s` by
-    the same prices. `difference_s` is the predicted step minus the solver's objective, which
-    leaves out the step's scalar collectives and counts shared conversions inside a region apart.
+    """How good the plan is proven to be: no plan of the searched space has a predicted step below
+    `bound_s`; `gap` = 1 - bound_s / predicted step.
 
-    Where layers lie in stages, the searched space has one or two cuts of the layers for each mesh,
-    schedule and number of microbatches: the one that is best by each region's fastest choice, and
-    the one with the smallest stages."""
+    `objective_s` is what the solver's programme says of the plan. It is linear, so that work that
+    runs at the same time is weighed by the one of the cost model's sums that is the largest at the
+    optimum, and joined gradients count as if their buckets were full: it is never above what any
+    program really costs. `difference_s` is the predicted step minus it, and part of the gap."""
 
     solver: str
     objective_s: float

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from autopar.planning.ilp import solve
-from autopar.planning.joined import split_price, unit_edges, whole_calls
+from autopar.planning.joined import (
+    late_rates,
+    late_seconds,
+    split_price,
+    unit_edges,
+    whole_calls,
+)
 from autopar.planning.problem import Choice, PlanningProblem, Slot, Solution
 from autopar.plugin import BUCKET, AxisPart, Collective, Effect
 from autopar.runtime.gradients import BUCKET_BYTES
@@ -60,17 +66,30 @@ def test_a_joined_collective_adds_its_bytes_and_its_share_of_a_bucket() -> None:
 
 
 def test_shares_add_up_to_the_whole_where_short_messages_go_another_way() -> None:
-    """By the cheaper of an algorithm without latency and one with: at a bucket's rate."""
+    """By the cheaper of an algorithm without latency and one with: what all regions send costs just
+    what the call costs, and what some of them send at most that."""
 
     def cheaper(effect: Effect) -> float:
         assert isinstance(effect, Collective)
         return min(0.25 + 1e-5 * effect.bytes, cost(effect))
 
-    sizes = (100, BUCKET_BYTES // 4, BUCKET_BYTES - BUCKET_BYTES // 4 - 100)
-    shares = sum(split_price(gather(size), cheaper) for size in sizes)
-    whole = cheaper(gather(BUCKET_BYTES)) - cheaper(gather(0))
-    assert shares == pytest.approx(whole)
-    assert sum(cheaper(gather(size)) - cheaper(gather(0)) for size in sizes) > 1.01 * whole
+    call = gather(0, what="")
+    sizes = (100, 30_000, 70_000)
+    rates = late_rates([[{}, {call: size}] for size in sizes], cheaper)
+
+    def priced(some: tuple[int, ...]) -> float:
+        return sum(
+            split_price(gather(size), cheaper) + late_seconds({call: size}, rates)[0]
+            for size in some
+        )
+
+    def whole(some: tuple[int, ...]) -> float:
+        return cheaper(gather(sum(some))) - cheaper(call)
+
+    assert priced(sizes) == pytest.approx(whole(sizes))
+    for some in (sizes[:1], sizes[:2], sizes[1:]):
+        assert priced(some) < whole(some)
+    assert sum(whole((size,)) for size in sizes) > 1.1 * whole(sizes)
 
 
 @pytest.mark.parametrize("takers", [0, 1, 2])

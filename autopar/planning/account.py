@@ -46,16 +46,21 @@ class Account:
 
 def account(program: Program, prices: Prices, state_ratio: StateRatio, tokens: int) -> Account:
     """Price a finished program."""
-    every = [
-        books_of(effects, stage_of(program, stage), prices, program.setting.microbatches)
-        for stage, effects in enumerate(stage_effects(program, state_ratio))
-    ]
+    every = books_by_stage(program, prices, state_ratio)
     collectives = tuple(
         CollectiveTotal(op, axes, phase, algorithm, int(b), int(n), s, stage)
         for stage, books in enumerate(every)
         for (op, axes, phase, algorithm), (b, n, s) in sorted(books.groups.items())
     )
     return Account(_predicted(program, prices, every, tokens), collectives)
+
+
+def books_by_stage(program: Program, prices: Prices, state_ratio: StateRatio) -> list[Books]:
+    """The books of each stage; without stages, of the one that every rank is."""
+    return [
+        books_of(effects, stage_of(program, stage), prices, program.setting.microbatches)
+        for stage, effects in enumerate(stage_effects(program, state_ratio))
+    ]
 
 
 def stage_of(program: Program, stage: int) -> Stage:

@@ -167,6 +167,7 @@ class Anywhere:
         rows = [np.zeros(HELD + table.chunks) for _ in range(table.stages)]
         least = min(kind.columns.costs[:, columns.TRANSIENT].min() for kind in self._every)
         for row in rows:
+            row[STEP] += pricer.scalars().step_s
             row[RESIDENT] += prices.overhead_bytes()
             row[TRANSIENT] = least  # every stage has a layer
         for part, here in enumerate(self._fixed):
@@ -196,7 +197,7 @@ class Anywhere:
             if key[0] and key[1] == STREAM and value.needs_grad:
                 sends = {handed_on(value, "", x, setting, True, axis) for x in layouts}
                 sends |= {handed_on(value, "", x, setting, False, axis) for x in layouts}
-                found.append(min(map(pricer.prices.cost, sorted(sends, key=repr))))
+                found.append(min(map(pricer.prices.seconds, sorted(sends, key=repr))))
         return min(found, default=0.0)
 
     # ------------------------------------------------------------ layers

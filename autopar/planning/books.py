@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
+from autopar.planning.weights import Row, Spent, window_of
 from autopar.plugin import Alongside, Collective, Compute, Effect, Resident
 
 ORDER = (
@@ -59,16 +60,23 @@ class Window:
         hidden_s = self.hidden_s + (self.hidden_once_s if once else 0.0)
         return Alongside(self.compute_s + self.waited_s, host_s, hidden_s)
 
+    def of_step(self, times: int) -> Row:
+        """Seconds of device, host and network in all the windows of a step."""
+        one = self.all()
+        network_s = one.network_s * times + self.hidden_once_s
+        return one.device_s * times, one.host_s * times, network_s
+
 
 @dataclass
 class Books:
     """Seconds of a step by kind, of which `once_s` are paid once a step; bytes by kind; bytes,
-    calls and seconds of collectives."""
+    calls and seconds of collectives; what the seconds were made of."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     once_s: float = 0.0
     memory: dict[str, int] = field(default_factory=dict)
     groups: dict[Key, tuple[int, int, float]] = field(default_factory=dict)
+    spent: Spent = field(default=({}, 0.0))
 
     @property
     def step_s(self) -> float:
@@ -131,7 +139,7 @@ def enter(
     """A collective into the window that it belongs to; seconds of one that belongs to none, being
     waited for once a step."""
     hides, once = prices.hides(effect), effect.per == "step"
-    window = windows["backward" if effect.phase == "grad_sync" else effect.phase]
+    window = windows[window_of(effect)]
     if hides and once:
         window.hidden_once_s += price
     elif once:
@@ -160,18 +168,19 @@ def _close(
     microbatches: int,
 ) -> None:
     """The windows as seconds by kind. Communication is what it adds to compute."""
+    spent = {}
     for phase, window in windows.items():
         computing, all_s = prices.cost(window.computing()), prices.cost(window.all())
-        if phase == "optimizer":
-            books.seconds["optimizer"] += computing
-            books.once_s += computing
-            continue
         more_s = prices.cost(window.all(once=True)) - all_s
-        books.seconds["compute"] += computing * microbatches
-        books.seconds["communication"] += (all_s - computing) * microbatches + more_s
-        books.once_s += more_s
+        closing = phase == "optimizer"
+        times = 1 if closing else microbatches
+        books.seconds["optimizer" if closing else "compute"] += computing * times
+        books.seconds["communication"] += (all_s - computing) * times + more_s
+        books.once_s += all_s + more_s if closing else more_s
+        spent[phase] = window.of_step(times)
     books.seconds["communication"] += waited_once_s
     books.once_s += waited_once_s
+    books.spent = spent, waited_once_s
 
 
 def memory_of(held: Iterable[tuple[str, Resident]], stage: Stage, prices: Prices) -> dict[str, int]:

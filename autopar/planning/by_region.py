@@ -140,10 +140,7 @@ def _shared_out(
             calls = device * one.waited_s + host * one.collective_host_s
             return calls + network * one.hidden_s
 
-        if phase == "optimizer":
-            give(2, compute_s, of_compute, phase)
-            continue
-        give(0, compute_s * times, of_compute, phase)
+        give(2 if phase == "optimizer" else 0, compute_s * times, of_compute, phase)
         give(1, (all_s - compute_s) * times, of_calls, phase)
         give(1, prices.cost(late) - all_s, lambda one: one.hidden_once_s, phase)
     rest = tuple(left)

@@ -24,7 +24,7 @@ from autopar.plan import (
 )
 from autopar.planning.account import Account, account
 from autopar.planning.param_choice import write_form, write_param
-from autopar.planning.problem import Infeasible, Solution
+from autopar.planning.problem import Infeasible
 from autopar.planning.search import Found
 from autopar.planning.tried import SearchOptions, Tried
 from autopar.plugin import Candidate
@@ -40,9 +40,14 @@ def decide(
 ) -> Plan:
     """The plan of a finished search."""
     tokens = tokens_of(model)
-    books = account(found.program, found.prices, options.state_ratio, tokens)
-    setting = found.program.setting
-    notes = assumptions + model.capture.notes + opaque_prices(model) + routing_notes(found.program)
+    books = account(found.answer.program, found.prices, options.state_ratio, tokens)
+    setting = found.answer.program.setting
+    notes = (
+        assumptions
+        + model.capture.notes
+        + opaque_prices(model)
+        + routing_notes(found.answer.program)
+    )
     if found.inseparable is not None:
         notes += (f"only one microbatch: {found.inseparable}",)
     return Plan(
@@ -57,8 +62,8 @@ def decide(
         batch_size=model.batch_size,
         tokens=tokens,
         microbatches=setting.microbatches,
-        schedule=schedule_choice(found.program),
-        regions=region_choices(found.program),
+        schedule=schedule_choice(found.answer.program),
+        regions=region_choices(found.answer.program),
         collectives=books.collectives,
         predicted=books.predicted,
         certificate=_certificate(found, options, books),
@@ -205,33 +210,25 @@ def _recompute(candidate: Candidate) -> RecomputeChoice | None:
 
 
 def _certificate(found: Found, options: SearchOptions, books: Account) -> Certificate:
-    objective = found.solution.seconds
-    bound = min(found.bound_s, objective)
-    settled: dict[int, bool] = {}
-    for tried in found.tried:  # one for each cut
-        settled[id(tried.outer)] = settled.get(id(tried.outer), False) or tried.result is not None
+    step_s, objective_s = books.predicted.step_s, found.answer.solution.seconds
+    bound_s = min(found.bound_s, step_s)
+    solved = sum(tried.answer is not None or tried.result is not None for tried in found.tried)
     return Certificate(
         solver=options.solver,
-        objective_s=objective,
-        bound_s=bound,
-        gap=(objective - bound) / objective,
-        difference_s=books.predicted.step_s - objective,
-        candidates=len(settled) + len(found.dropped),
-        solved=sum(settled.values()),
-        pruned=len(settled) - sum(settled.values()),
+        objective_s=objective_s,
+        bound_s=bound_s,
+        gap=(step_s - bound_s) / step_s,
+        difference_s=step_s - objective_s,
+        candidates=len(found.tried) + len(found.dropped),
+        solved=solved,
+        pruned=len(found.tried) - solved,
         dropped=len(found.dropped),
     )
 
 
 def _alternatives(found: Found) -> tuple[Alternative, ...]:
     """The best of every other setting, fastest first; then those without one, and why."""
-    best: dict[int, Alternative] = {}
-    for tried in found.tried:
-        if tried.outer is not found.winner:
-            one, before = _alternative(tried), best.get(id(tried.outer))
-            if before is None or (one.step_s or math.inf) < (before.step_s or math.inf):
-                best[id(tried.outer)] = one
-    out = list(best.values())
+    out = [_alternative(tried) for tried in found.tried if tried.outer is not found.winner]
     out.sort(key=lambda a: (a.step_s is None, a.step_s or a.bound_s or 0.0))
     out += [
         Alternative(
@@ -260,8 +257,8 @@ def _alternative(tried: Tried) -> Alternative:
     setting, result = tried.outer.asked, tried.result
     where = (_mesh(setting.mesh.axes), setting.microbatches, _name(setting))
     bound_s = tried.bound_s if math.isfinite(tried.bound_s) else None
-    if isinstance(result, Solution):
-        return Alternative(*where, result.seconds, bound_s, "")
+    if tried.answer is not None:
+        return Alternative(*where, tried.step_s, bound_s, "")
     if isinstance(result, Infeasible) and result.impossible:
         return Alternative(*where, None, None, "no choice of layouts is possible")
     if isinstance(result, Infeasible) and result.short_bytes:

@@ -13,7 +13,11 @@ from autopar.planning.problem import Edge, Use
 from autopar.plugin import BUCKET, Collective, Effect
 from autopar.runtime.gradients import BUCKET_BYTES
 
-Cost = Callable[[Effect], float]
+Cost = Callable[[Collective], float]
+MANY = 64
+"""Buckets in which a call's latency is nothing."""
+Late = tuple[float, float]
+"""Seconds each microbatch, and once a step."""
 Taken = frozenset[Collective]
 """The units, as empty calls, that a choice takes part in."""
 
@@ -24,16 +28,53 @@ def empty_call(effect: Collective) -> Collective:
 
 
 def split_price(effect: Collective, cost: Cost) -> float:
-    """Seconds that a joined collective adds: of its bytes, and of the buckets that it fills.
+    """Seconds that a joined collective adds: of its bytes, and of the buckets that they fill.
 
-    A byte costs what it costs in a bucket, whatever the share that it comes with: a short message
-    alone would go by another algorithm, and prices of shares must add up to that of the whole.
+    In a bucket a byte costs what it costs in a full one; in a unit what it costs where so many are
+    sent that only the rate counts. (`late_rates` has the rest.) A short message alone would go by
+    another algorithm, and prices of shares must add up to that of the whole.
     """
-    call_s = cost(empty_call(effect))
-    bucket_s = cost(replace(empty_call(effect), bytes=BUCKET_BYTES))
-    filled = effect.bytes / BUCKET_BYTES
-    buckets = min(1.0, filled) if effect.unit == BUCKET else 0.0
-    return filled * (bucket_s - call_s) + buckets * call_s
+    return effect.bytes * (
+        _sent(effect, BUCKET_BYTES, cost) / BUCKET_BYTES
+        if effect.unit == BUCKET
+        else _full_rate(effect, cost)
+    )
+
+
+def _sent(call: Collective, size_bytes: int, cost: Cost) -> float:
+    return cost(replace(empty_call(call), bytes=size_bytes))
+
+
+def _full_rate(call: Collective, cost: Cost) -> float:
+    """Seconds a byte where latencies are nothing."""
+    size = MANY * BUCKET_BYTES
+    return (_sent(call, 2 * size, cost) - _sent(call, size, cost)) / size
+
+
+def late_rates(
+    rows: Iterable[Sequence[Mapping[Collective, int]]], cost: Cost
+) -> Mapping[Collective, float]:
+    """Of each unit of a layer, the seconds a byte beyond the full rate: what all bytes that it may
+    have come to, less the empty call. A price is concave in the bytes, so that fewer, which are
+    priced by the same rate, cost at least so much, and all of them just so much.
+
+    `rows`: by region, the bytes of each choice."""
+    most: dict[Collective, int] = {}
+    for row in rows:
+        for call in {call for taken in row for call in taken}:
+            most[call] = most.get(call, 0) + max(taken.get(call, 0) for taken in row)
+    rates = {}
+    for call, size in most.items():
+        whole_s = _sent(call, size, cost) - _sent(call, 0, cost)
+        rates[call] = max(0.0, whole_s / size - _full_rate(call, cost)) if size else 0.0
+    return rates
+
+
+def late_seconds(taken: Mapping[Collective, int], rates: Mapping[Collective, float]) -> Late:
+    """What a choice's bytes cost beyond the full rate: each microbatch, and once a step."""
+    each_s = sum(size * rates[call] for call, size in taken.items() if call.per != "step")
+    once_s = sum(size * rates[call] for call, size in taken.items() if call.per == "step")
+    return each_s, once_s
 
 
 def whole_calls(effects: Iterable[tuple[str, Effect]]) -> Iterator[tuple[str, Effect, int]]:

@@ -4,8 +4,8 @@ Two layers are alike that are the same block with the same candidates, at the sa
 groups that run again together.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,11 +14,11 @@ from autopar.graph.model_graph import STREAM
 from autopar.layouts.program import group_of
 from autopar.layouts.stages import Here
 from autopar.planning.columns import Columns, Costs, Part, columns
-from autopar.planning.joined import Taken, unit_edges
+from autopar.planning.joined import Late, Taken, late_rates, late_seconds, unit_edges
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.problem import Edge
 from autopar.planning.together import alike_in_group, together_edges
-from autopar.plugin import Candidate, Collective, Effect
+from autopar.plugin import Candidate
 
 Regions = Mapping[str, tuple[Candidate, ...]]
 
@@ -61,7 +61,6 @@ class Kinds:
     """Makes the kinds of a setting's layers."""
 
     pricer: Pricer
-    known: dict[Hashable, Kind] = field(default_factory=dict)
 
     def by_path(self) -> Mapping[str, Kind]:
         """The kind of every layer, in model order."""
@@ -72,9 +71,9 @@ class Kinds:
         found = {}
         for path, regions in layers.items():
             key = self._key(path, regions)
-            if key not in self.known:
-                self.known[key] = self._kind(path, regions)
-            found[path] = self.known[key]
+            if key not in self.pricer.kinds:
+                self.pricer.kinds[key] = self._kind(path, regions)
+            found[path] = self.pricer.kinds[key]
         return found
 
     def _key(self, path: str, regions: Regions) -> Hashable:
@@ -83,14 +82,18 @@ class Kinds:
             group_of(self.pricer.model, path, Candidate(STREAM, recompute=one)) for one in again
         ]
         places = tuple((len(g), path == g[0], path == g[-1]) for g in groups)
-        return id(self.pricer.block(path)), tuple(regions.items()), places
+        stages = self.pricer.setting.schedule is not None
+        return id(self.pricer.block(path)), tuple(regions.items()), places, stages
 
     def _kind(self, path: str, regions: Regions) -> Kind:
         index = {(path, region): i for i, region in enumerate(regions)}
-        inside_s = inside_seconds(self.pricer, path)
+        inside_s, late_s = (
+            inside_seconds(self.pricer, path),
+            late_by_region(self.pricer, path, regions),
+        )
         parts = [
             Part(
-                self._costs(path, candidates, inside_s[path, region]),
+                self._costs(path, candidates, inside_s[path, region], late_s[region]),
                 tuple(frozenset(_seen(c)) for c in candidates),
             )
             for region, candidates in regions.items()
@@ -110,12 +113,18 @@ class Kinds:
         times = setting.microbatches
         return np.array([[times, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], np.float64)
 
-    def _costs(self, path: str, candidates: tuple[Candidate, ...], inside_s: list[float]) -> Costs:
+    def _costs(
+        self,
+        path: str,
+        candidates: tuple[Candidate, ...],
+        inside_s: list[float],
+        late_s: list[Late],
+    ) -> Costs:
         times, rows = self.pricer.setting.microbatches, []
-        for candidate, more_s in zip(candidates, inside_s, strict=True):
+        for candidate, more_s, (each_s, once_s) in zip(candidates, inside_s, late_s, strict=True):
             bill = self.pricer.bill(path, candidate)
             sizes = (bill.lasting_bytes, bill.held_bytes, bill.transient_bytes)
-            rows.append((bill.each_s(times) + more_s, bill.step_s, *sizes))
+            rows.append((bill.each_s(times) + more_s + each_s, bill.step_s + once_s, *sizes))
         return np.array(rows)
 
     def _units(self, path: str, regions: Regions, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
@@ -124,7 +133,7 @@ class Kinds:
                 index[path, region]: taken_in(self.pricer, path, candidates, once)
                 for region, candidates in regions.items()
             }
-            for edge in unit_edges({path: slots}, call_price(self.pricer)):
+            for edge in unit_edges({path: slots}, self.pricer.prices.seconds):
                 yield replace(edge, once=once)
 
 
@@ -142,6 +151,19 @@ def inside_seconds(pricer: Pricer, path: str) -> dict[SlotKey, list[float]]:
                 more = pricer.inside_s(path, name, made, need)
                 out[made[0]] = [a + b for a, b in zip(out[made[0]], more, strict=True)]
     return out
+
+
+def late_by_region(
+    pricer: Pricer, path: str, regions: Regions, here: Here | None = None
+) -> dict[str, list[Late]]:
+    """What joined calls of a layer, or of the skeleton (""), cost beyond their full rate, by region
+    and candidate."""
+    taken = {
+        region: [pricer.bill(path, candidate, here).units for candidate in candidates]
+        for region, candidates in regions.items()
+    }
+    rates = late_rates(taken.values(), pricer.prices.seconds)
+    return {region: [late_seconds(one, rates) for one in row] for region, row in taken.items()}
 
 
 def crossing_edges(pricer: Pricer, path: str, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
@@ -166,16 +188,6 @@ def taken_in(
     of a microbatch."""
     bills = (pricer.bill(path, candidate, here) for candidate in candidates)
     return [frozenset(c for c in bill.units if (c.per == "step") == once) for bill in bills]
-
-
-def call_price(pricer: Pricer) -> Callable[[Effect], float]:
-    """The price of one joined call beside its bytes."""
-
-    def call_s(effect: Effect) -> float:
-        assert isinstance(effect, Collective)
-        return pricer.prices.cost(effect)
-
-    return call_s
 
 
 def _seen(candidate: Candidate) -> Iterator[tuple[Hashable, ...]]:

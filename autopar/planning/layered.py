@@ -8,8 +8,9 @@ from functools import cached_property
 from autopar.graph.chains import groups
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.program import Program
-from autopar.layouts.stages import Cut
-from autopar.planning.kinds import Kind, Kinds
+from autopar.layouts.stages import Cut, Here
+from autopar.planning.joined import Late
+from autopar.planning.kinds import Kind, Kinds, late_by_region
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.problem import Cover, Edge, Use
 from autopar.planning.together import equal_edge
@@ -31,6 +32,11 @@ class Layered:
     def skeleton(self) -> tuple[SlotKey, ...]:
         """The skeleton's regions."""
         return tuple(key for key in self.pricer.candidates if key[0] == "")
+
+    def skeleton_late(self, here: Here | None = None) -> dict[str, list[Late]]:
+        """What the skeleton's joined calls cost beyond their full rate, by region and candidate."""
+        regions = {region: self.pricer.candidates["", region] for _, region in self.skeleton}
+        return late_by_region(self.pricer, "", regions, here)
 
     @cached_property
     def keys(self) -> tuple[SlotKey, ...]:

@@ -1,9 +1,10 @@
 """Candidates → PlanningProblem: everything a number, conversions as edges between slots."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 import torch.fx
 
@@ -24,9 +25,11 @@ from autopar.planning.region_effects import (
     buffer_effects,
     input_effects,
     one_param,
+    scalar_collectives,
     unused_effects,
 )
 from autopar.planning.together import of_layer
+from autopar.planning.weights import Weights, weighted
 from autopar.planning.works import Likeness, Works, likeness
 from autopar.plugin import Candidate, ParamPlan, Recomputed
 
@@ -59,6 +62,9 @@ class Pricer:
         default_factory=dict
     )
     groups: dict[tuple[str, Recomputed | None], tuple[str, ...]] = field(default_factory=dict)
+    kinds: dict[Hashable, Any] = field(default_factory=dict)
+    """What `kinds` makes of alike layers."""
+    weighed: dict[Weights, "Pricer"] = field(default_factory=dict)
 
     @functools.cached_property
     def alike(self) -> Likeness:
@@ -69,6 +75,14 @@ class Pricer:
         """The same under another schedule, on which no price of an effect depends."""
         return replace(self, setting=setting)
 
+    def weighing(self, weights: Weights) -> "Pricer":
+        """The same by other weights, once for all schedules."""
+        if weights not in self.weighed:
+            prices = replace(self.prices, weights=weights, known={})
+            fresh = replace(self, prices=prices, bills={}, param_bills={}, conversions={}, kinds={})
+            self.weighed[weights] = fresh
+        return self.weighed[weights].at(self.setting)
+
     def bill(self, path: str, candidate: Candidate, here: Here | None = None) -> Bill:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part
         has of it."""
@@ -78,12 +92,18 @@ class Pricer:
         if key not in self.bills:
             work = self.works.of(block, candidate, self.setting, self.alike, path, group, here)
             times = self.setting.microbatches
-            bill = replace(work.local, compute_s=work.local.compute_s * times)
+            each_s = sum(
+                weighted(self.prices.weights.of(window), (device_s, host_s, 0.0))
+                for window, device_s, host_s in work.spent
+            )
+            bill = replace(work.held, compute_s=each_s * times)
             bill += self.prices.bill(work.collectives, times)
             for name, layout in work.params.items():
                 plan = candidate.param(name)
                 bill += self._param_bill(block, name, layout, plan, path != "", here)
-            if path == "":  # the skeleton's gathered parameters stay for the whole step
+            if path == "":
+                bill += self._of_loss(candidate, here)
+                # Gathered parameters stay for the whole step.
                 resident = bill.resident_bytes + bill.transient_bytes
                 bill = replace(bill, resident_bytes=resident, transient_bytes=0)
             self.bills[key] = bill
@@ -124,7 +144,37 @@ class Pricer:
         for _, block in self.model.instances():
             effects = [*input_effects(block, self.setting), *buffer_effects(block)]
             total += self.prices.bill(effects, self.setting.microbatches)
-        return total
+        return total + self.scalars()
+
+    def scalars(self) -> Bill:
+        """The step's scalars, which every rank waits for: at least those, whatever is chosen."""
+        return min(self._scalars.values(), key=lambda bill: bill.step_s)
+
+    @functools.cached_property
+    def _scalars(self) -> Mapping[Layout, Bill]:
+        """Those of a step, by the layout in which the loss is made."""
+        skeleton, setting = self.model.skeleton, self.setting
+        (loss,) = skeleton.outputs()
+        item = skeleton.values[loss.name].item_bytes
+        stages = () if setting.schedule is None else (setting.schedule.axis,)
+        _, layouts = self.made("", skeleton, loss, skeleton.values[loss.name])
+        found = {}
+        for layout in dict.fromkeys(layouts):
+            sums = (*(part.axis for part in layout.partial), *stages)
+            effects = scalar_collectives(len(skeleton.counts), item, setting, sums)
+            found[layout] = self.prices.bill(effects, setting.microbatches)
+        return found
+
+    def _of_loss(self, candidate: Candidate, here: Here | None) -> Bill:
+        """What the step's scalars cost on top of `scalars` for how a region makes the loss."""
+        (loss,) = self.model.skeleton.outputs()
+        op = self.model.skeleton.ops.get(loss.name)
+        if op is None or op.region != candidate.region or not (here is None or here.has(loss.name)):
+            return Bill()
+        value = self.model.skeleton.values[loss.name]
+        layout = normal(value, self.typing(self.model.skeleton, candidate).ops[loss.name].makes)
+        more_s = self._scalars[layout].step_s - self.scalars().step_s
+        return Bill(communication_s=more_s, step_s=more_s)
 
     def block(self, path: str) -> Block:
         """The block of a layer, or of the skeleton ("")."""

@@ -1,12 +1,13 @@
 """Seconds and bytes of effects, asked of the cost model that claims each kind."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
 from autopar.planning.joined import empty_call, split_price
+from autopar.planning.weights import Weights, entry, weighted, window_of
 from autopar.plugin import BUCKET, Alongside, Collective, Compute, CostModel, Effect, Resident
 
 ONE_RANK = Mesh(())
@@ -26,12 +27,13 @@ class Bill:
     """The seconds that are paid once a step, of all of them."""
     held_bytes: int = 0
     """The resident bytes that are held for each microbatch in flight, of all of them."""
-    units: frozenset[Collective] = frozenset()
-    """The joined calls that it takes part in: what they cost beside their bytes isn't in it."""
+    units: Mapping[Collective, int] = field(default_factory=dict)
+    """The joined calls that it takes part in, with its bytes: what they cost beside these at a full
+    rate isn't in it."""
 
     @property
     def seconds(self) -> float:
-        """Everything in sequence: nothing is hidden behind anything yet."""
+        """Everything, as the weights count it."""
         return self.compute_s + self.communication_s + self.optimizer_s
 
     @property
@@ -52,7 +54,7 @@ class Bill:
             self.transient_bytes + other.transient_bytes,
             self.step_s + other.step_s,
             self.held_bytes + other.held_bytes,
-            self.units | other.units,
+            joined_units(self.units, other.units),
         )
 
 
@@ -63,34 +65,45 @@ class Prices:
     models: Sequence[CostModel]
     mesh: Mesh
     cluster: ClusterSpec
+    weights: Weights = field(default_factory=Weights)
     known: dict[tuple[object, ...], float] = field(default_factory=dict, compare=False)
     """Prices of collectives, whatever they communicate; of joined ones, what they add to a call."""
 
     def cost(self, effect: Effect) -> float:
-        """Seconds (Compute, Collective) or bytes (Resident)."""
-        if not isinstance(effect, Collective):
-            return self._asked(effect, ONE_RANK)
+        """Seconds of an effect by itself, or bytes (Resident)."""
+        mesh = self.mesh if isinstance(effect, Collective) else ONE_RANK
+        return self._checked(effect, self._model(effect).cost(effect, mesh, self.cluster))
+
+    def seconds(self, effect: Compute | Collective) -> float:
+        """What an effect of its window adds, as the weights count it."""
+        if isinstance(effect, Compute):
+            return self._weighted(effect)
         key = ("whole", *_all_but_what(effect))
         if key not in self.known:
-            self.known[key] = self._asked(effect, self.mesh)
+            self.known[key] = self._weighted(effect)
         return self.known[key]
+
+    def _weighted(self, effect: Compute | Collective) -> float:
+        price, host_s = self.apart(effect)
+        hides = isinstance(effect, Collective) and self.hides(effect)
+        work = entry(effect, hides, price, host_s)
+        return price if work is None else weighted(self.weights.of(window_of(effect)), work)
 
     def _joined(self, effect: Collective) -> float:
         key = ("joined", *_all_but_what(effect))
         if key not in self.known:
-            self.known[key] = split_price(effect, self.cost)
+            self.known[key] = split_price(effect, self.seconds)
         return self.known[key]
 
-    def _asked(self, effect: Effect, mesh: Mesh) -> float:
-        model = self._model(effect)
-        price = model.cost(effect, mesh, self.cluster)
-        assert price >= 0 and math.isfinite(price), (model.name, effect, price)
+    def _checked(self, effect: Effect, price: float) -> float:
+        assert price >= 0 and math.isfinite(price), (self._model(effect).name, effect, price)
         return price
 
     def apart(self, effect: Effect) -> tuple[float, float]:
         """Seconds on the device or the network, and of the host that may run ahead."""
         mesh = self.mesh if isinstance(effect, Collective) else ONE_RANK
-        return self._model(effect).apart(effect, mesh, self.cluster)
+        price, host_s = self._model(effect).apart(effect, mesh, self.cluster)
+        return self._checked(effect, price), self._checked(effect, host_s)
 
     def hides(self, effect: Collective) -> bool:
         """Whether it counts as hidden behind compute."""
@@ -107,14 +120,16 @@ class Prices:
         """The sum over effects; those that occur once a microbatch count that often."""
         compute = communication = optimizer = once = 0.0
         resident = transient = held = 0
-        units = set()
+        units: dict[Collective, int] = {}
         for effect in effects:
+            assert not isinstance(effect, Alongside), effect
             if isinstance(effect, Collective) and effect.unit:
                 price = self._joined(effect)
                 if effect.unit != BUCKET:
-                    units.add(empty_call(effect))
+                    call = empty_call(effect)
+                    units[call] = units.get(call, 0) + effect.bytes
             else:
-                price = self.cost(effect)
+                price = self.cost(effect) if isinstance(effect, Resident) else self.seconds(effect)
             if isinstance(effect, Compute):
                 if effect.phase == "optimizer":
                     optimizer += price
@@ -134,7 +149,7 @@ class Prices:
             *(compute, communication, optimizer, resident, transient),
             step_s=once,
             held_bytes=held,
-            units=frozenset(units),
+            units=units,
         )
 
     def overhead_bytes(self) -> int:
@@ -142,5 +157,15 @@ class Prices:
         return sum(m.overhead_bytes(self.mesh, self.cluster) for m in self.models)
 
 
+def joined_units(
+    first: Mapping[Collective, int], second: Mapping[Collective, int]
+) -> Mapping[Collective, int]:
+    """Bytes by call, added up."""
+    if not first or not second:
+        return first or second
+    return {call: first.get(call, 0) + second.get(call, 0) for call in {**first, **second}}
+
+
 def _all_but_what(effect: Collective) -> tuple[object, ...]:
-    return effect.op, effect.bytes, effect.axes, effect.phase, effect.per, effect.unit
+    where = effect.phase, effect.per, effect.unit, effect.hides
+    return effect.op, effect.bytes, effect.axes, *where

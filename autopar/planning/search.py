@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.graph.model_graph import ModelGraph
-from autopar.layouts.program import Program
 from autopar.planning.meshes import axes_in_order, settings
 from autopar.planning.outer import (
     Dropped,
@@ -21,11 +20,21 @@ from autopar.planning.outer import (
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
-from autopar.planning.problem import Infeasible, Solution
+from autopar.planning.problem import Infeasible
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
-from autopar.planning.tried import SearchOptions, Tried, opened, relax, shortage, solutions
+from autopar.planning.tried import (
+    Answer,
+    SearchOptions,
+    Tried,
+    opened,
+    relax,
+    settle,
+    sharper,
+    shortage,
+)
 from autopar.planning.watch import Progress, Watch, unwatched
+from autopar.planning.weights import Weights, first_guess, rows_of
 from autopar.planning.works import Works
 from autopar.plugin import CostModel, Refusal, Strategy
 from autopar.text import size
@@ -35,10 +44,9 @@ from autopar.text import size
 class Found:
     """The best program with its prices, and everything that was tried or dropped."""
 
-    program: Program
+    answer: Answer
     winner: Outer
     prices: Prices
-    solution: Solution
     bound_s: float
     tried: tuple[Tried, ...]
     dropped: tuple[Dropped, ...]
@@ -87,6 +95,7 @@ def _opened(
     space = _Space([], [], why_inseparable(model))
     axes, layers = axes_in_order(strategies), len(model.layers)
     works: Works | None = None
+    guess = first_guess(rows_of(cost_models)(cluster))
     sizes = (pins.axes, pins.microbatches, model.batch_size, layers)
     for asked in settings(axes, cluster.devices, *sizes):
         watch(Progress(len(space.opened) + len(space.dropped), len(space.dropped)))
@@ -106,7 +115,7 @@ def _opened(
                 space.dropped.append(replace(outer, setting=setting))
                 continue
             outer = with_schedule(outer, setting)
-            prices = Prices(cost_models, outer.setting.mesh, cluster)
+            prices = Prices(cost_models, outer.setting.mesh, cluster, guess)
             works = works or Works(prices)
             pricer = Pricer(
                 model, outer.setting, prices, outer.candidates, options.state_ratio, works
@@ -123,6 +132,7 @@ def _choose(
     no bound is lower than the best step by more than the gap."""
     best: Tried | None = None
     best_s = math.inf
+    guess: Weights | None = None
     tried: list[Tried] = []
     dropped = list(space.dropped)
     queue = [(one.bound_s, i, one) for i, one in enumerate(space.opened)]
@@ -132,11 +142,11 @@ def _choose(
         if bound_s >= best_s * (1 - options.gap):
             tried.append(one)
             continue
-        solved = sum(t.result is not None for t in tried)
+        solved = sum(t.answer is not None for t in tried)
         counts = (len(space.opened) + len(dropped), len(dropped), len(tried) - solved, solved)
         watch(Progress(*counts, best_s if best else None, bound_s))
         if not one.is_relaxed:
-            more = relax(one, options)
+            more = relax(one if one.seen or guess is None else one.by(guess), options)
             if isinstance(more, Dropped):
                 dropped.append(more)
             elif more.result is not None:
@@ -144,21 +154,25 @@ def _choose(
             else:
                 heapq.heappush(queue, (more.bound_s, place, more))
             continue
-        for done in solutions(one, options, best_s):
+        done = settle(one, options, best_s)
+        if done.step_s < best_s:
+            best, best_s = done, done.step_s
+        weights = sharper(done, options) if done.bound_s < best_s * (1 - options.gap) else None
+        if weights is None:
             tried.append(done)
-            if isinstance(done.result, Solution) and done.result.seconds < best_s:
-                best, best_s = done, done.result.seconds
+        else:
+            heapq.heappush(queue, (done.bound_s, place, done.by(weights)))
+            guess = weights
     if not tried:
         raise nothing()
     if best is None:
         raise _nothing_fits(tried, options)
-    assert isinstance(best.result, Solution)
+    assert best.answer is not None
     bounds = [t.bound_s for t in tried if not _never(t.result)]
     return Found(
-        best.layered.program(best.result.choices, best.cut),
+        best.answer,
         best.outer,
         best.layered.pricer.prices,
-        best.result,
         min(bounds),
         tuple(tried),
         tuple(dropped),
@@ -166,7 +180,7 @@ def _choose(
     )
 
 
-def _never(result: Solution | Infeasible | None) -> bool:
+def _never(result: Infeasible | None) -> bool:
     """Whether nothing of a setting fits: a cut-off only says that nothing is faster."""
     return isinstance(result, Infeasible) and (result.impossible or result.short_bytes > 0)
 

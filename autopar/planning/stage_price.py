@@ -12,8 +12,8 @@ from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
 from autopar.layouts.typing import input_layout
 from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
-from autopar.planning.joined import unit_edges
-from autopar.planning.kinds import Kind, call_price, taken_in
+from autopar.planning.joined import Late, unit_edges
+from autopar.planning.kinds import Kind, taken_in
 from autopar.planning.layered import Layered
 from autopar.planning.price import Need, Pricer, SlotKey
 from autopar.planning.prices import Bill
@@ -85,9 +85,10 @@ class StagePricer:
         for c, candidate in enumerate(self.pricer.candidates[key]):
             shares = []
             for part in range(self.cut.count):
-                more = extra[key, part][c] if (key, part) in extra else 0.0
+                each_s, once_s = self._late[part][key[1]][c]
+                each_s += extra[key, part][c] if (key, part) in extra else 0.0
                 bill = self.pricer.bill("", candidate, self.heres[part])
-                shares.append(self.share(bill, part, more))
+                shares.append(self.share(bill, part, each_s, once_s))
             choices.append(self._choice(shares))
         return Slot(f"/{key[1]}", tuple(choices), "")
 
@@ -130,14 +131,19 @@ class StagePricer:
         resident = sum(s.resident_bytes + sum(s.held_bytes) for s in shares)
         return Choice(seconds, resident, max(s.transient_bytes for s in shares), tuple(shares))
 
-    def share(self, bill: Bill, part: int, more: float = 0.0) -> Share:
-        """A bill as the share of the stage that has a part; `more` seconds a microbatch."""
+    @cached_property
+    def _late(self) -> tuple[Mapping[str, list[Late]], ...]:
+        return tuple(self.layered.skeleton_late(here) for here in self.heres)
+
+    def share(self, bill: Bill, part: int, each_s: float = 0.0, once_s: float = 0.0) -> Share:
+        """A bill as the share of the stage that has a part; with more seconds each microbatch and
+        once a step."""
         stages, chunks = self.schedule.table.stages, self.schedule.table.chunks
         held = tuple(bill.held_bytes if chunk == part // stages else 0 for chunk in range(chunks))
         return Share(
             part % stages,
-            bill.each_s(self.microbatches) + more,
-            bill.step_s,
+            bill.each_s(self.microbatches) + each_s,
+            bill.step_s + once_s,
             bill.lasting_bytes,
             held,
             bill.transient_bytes,
@@ -145,8 +151,9 @@ class StagePricer:
 
     def _base(self) -> Iterator[Share]:
         model, setting, prices = self.pricer.model, self.pricer.setting, self.pricer.prices
+        scalars_s, overhead = self.pricer.scalars().step_s, prices.overhead_bytes()
         for stage in range(self.schedule.table.stages):
-            yield Share(stage, resident_bytes=prices.overhead_bytes(), held_bytes=())
+            yield Share(stage, 0.0, scalars_s, overhead, held_bytes=())
         for part, where in enumerate(self.heres):
             effects: list[Effect] = [*unused_effects(model)] if part == 0 else []
             effects += [*input_effects(model.skeleton, setting, where)]
@@ -224,7 +231,7 @@ class StagePricer:
                     sends = (
                         handed_on(value, name, layout, setting, forward, axis) for layout in layouts
                     )
-                    seconds = [self.pricer.prices.cost(send) for send in sends]
+                    seconds = [self.pricer.prices.seconds(send) for send in sends]
                     self._add(extra, key, part if forward else part + 1, seconds)
 
     # ------------------------------------------------------------ joined calls
@@ -237,7 +244,7 @@ class StagePricer:
                 )
                 for key in self.layered.skeleton
             }
-            for edge in unit_edges({"": slots}, call_price(self.pricer)):
+            for edge in unit_edges({"": slots}, self.pricer.prices.seconds):
                 stage = part % self.schedule.table.stages
                 yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
 

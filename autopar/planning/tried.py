@@ -1,12 +1,14 @@
 """One setting on its way through the search: opened with a rough bound, relaxed, solved."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
+from autopar.layouts.program import Program
 from autopar.layouts.stages import Cut, make_cut
 from autopar.layouts.state_ratio import StateRatio
+from autopar.planning.account import books_by_stage, step_seconds
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.cuts import check_weights, cuts, every_cut
 from autopar.planning.ilp import least_bytes, smallest, solve
@@ -16,6 +18,7 @@ from autopar.planning.price import Pricer
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.relaxed import Relaxed, relaxed
 from autopar.planning.stage_price import StagePricer, least_work, schedule_bound
+from autopar.planning.weights import Spent, Weights, rows_of, seconds_of, sharpest
 from autopar.planning.whole_price import whole_problem
 
 
@@ -32,11 +35,24 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """A program of a setting: by the programme, and by the account, whose figures the plan
+    shows. `spent`: what its slowest stage does."""
+
+    program: Program
+    solution: Solution
+    step_s: float
+    spent: Spent
+
+
+@dataclass(frozen=True)
 class Tried:
     """One outer candidate and what came of it. No program of it is faster than `bound_s`.
 
     `work`: least seconds of a microbatch and of what is done once a step. `low`: the relaxation of
     its problem, where layers don't lie in stages; `anywhere`: what is known before they are cut.
+    `answer`: the best program found so far; `seen`: what each answer so far does, which was found
+    by weights that are sharp for those before it.
     """
 
     outer: Outer
@@ -46,13 +62,26 @@ class Tried:
     problem: PlanningProblem | None = None
     low: Relaxed | None = None
     anywhere: Anywhere | None = None
-    cut: Cut | None = None
-    result: Solution | Infeasible | None = None
+    answer: Answer | None = None
+    seen: tuple[Spent, ...] = ()
+    result: Infeasible | None = None
 
     @property
     def is_relaxed(self) -> bool:
         """Whether its bound knows of memory."""
         return self.low is not None or self.anywhere is not None
+
+    @property
+    def step_s(self) -> float:
+        """The best step, by the account; inf where none was found."""
+        return math.inf if self.answer is None else self.answer.step_s
+
+    def by(self, weights: Weights) -> "Tried":
+        """The same by other weights, with nothing but its bound."""
+        if weights == self.layered.pricer.prices.weights:
+            return self
+        layered = Layered(self.layered.pricer.weighing(weights))
+        return replace(self, layered=layered, problem=None, low=None, anywhere=None)
 
 
 def opened(outer: Outer, pricer: Pricer, same: Tried | None) -> Tried:
@@ -91,67 +120,89 @@ def _short(least: int, options: SearchOptions) -> Infeasible:
     return Infeasible(max(least - options.limit_bytes, 1), at_least=True)
 
 
-def solutions(tried: Tried, options: SearchOptions, best_s: float) -> Iterator[Tried]:
-    """The setting with its answer; where layers lie in stages, one for each cut that is tried."""
+def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
+    """The setting with its answer by its weights, if one is faster than `best_s`, and a bound that
+    holds for every program of it."""
     if tried.problem is not None:
-        yield _solved(tried, tried.low, options, best_s)
-        return
-    assert tried.anywhere is not None
-    every = every_cut(tried.anywhere)
-    if every is not None:
-        yield from _each_cut(tried, every, options, best_s)
-        return
-    found = cuts(tried.anywhere)
-    if not found:
-        yield replace(tried, result=_short(tried.anywhere.least_bytes(), options))
-    for cut in found:
-        done = _at(tried, cut, options, best_s)
-        if isinstance(done.result, Solution):
-            best_s = min(best_s, done.result.seconds)
-        yield replace(done, bound_s=tried.bound_s)  # other cuts aren't ruled out
+        cuts_of: Iterable[tuple[float, Cut | None]] = [(tried.bound_s, None)]
+        rest_s = math.inf
+    else:
+        assert tried.anywhere is not None
+        cuts_of, rest_s = _cuts(tried, tried.anywhere)
+    bounds_s, result = [rest_s], None
+    for bound_s, cut in cuts_of:
+        low_s = max(tried.bound_s, bound_s)
+        if low_s >= min(best_s, tried.step_s) * (1 - options.gap):
+            bounds_s.append(low_s)
+            break  # those that follow have no lower bounds
+        problem = tried.problem
+        if cut is not None:
+            problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
+        assert problem is not None
+        found = _solved(problem, tried.low, options, min(best_s, tried.step_s))
+        if isinstance(found, Infeasible):
+            fits = not found.impossible and found.short_bytes == 0
+            bounds_s.append(max(low_s, min(best_s, tried.step_s)) if fits else math.inf)
+            result = found if result is None or fits else result
+            continue
+        bounds_s.append(max(low_s, found.bound_seconds))
+        tried = _answered(tried, found, cut, options)
+    proven_s = max(tried.bound_s, min(bounds_s))
+    return replace(tried, bound_s=proven_s, result=None if tried.answer else result)
 
 
-def _each_cut(
-    tried: Tried,
-    every: list[tuple[float, tuple[int, ...]]],
-    options: SearchOptions,
-    best_s: float,
-) -> Iterator[Tried]:
+def _cuts(tried: Tried, anywhere: Anywhere) -> tuple[list[tuple[float, Cut | None]], float]:
+    """Cuts with their bounds, lowest first, and the bound of all others."""
     skeleton = tried.layered.pricer.model.skeleton
-    for bound_s, counts in every:
-        low = replace(tried, bound_s=max(tried.bound_s, bound_s))
-        if low.bound_s >= best_s * (1 - options.gap):
-            result = None
-            if not math.isfinite(low.bound_s):
-                assert tried.anywhere is not None
-                result = _short(tried.anywhere.least_bytes(), options)
-            yield replace(low, result=result)
-            return
-        done = _at(low, make_cut(skeleton, counts), options, best_s)
-        if isinstance(done.result, Solution):
-            best_s = min(best_s, done.result.seconds)
-        yield done
+    every = every_cut(anywhere)
+    if every is None:
+        return [(tried.bound_s, cut) for cut in cuts(anywhere)], tried.bound_s
+    return [(bound_s, make_cut(skeleton, counts)) for bound_s, counts in every], math.inf
 
 
-def _at(tried: Tried, cut: Cut, options: SearchOptions, best_s: float) -> Tried:
-    problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
-    return _solved(replace(tried, problem=problem, cut=cut), None, options, best_s)
-
-
-def _solved(tried: Tried, low: Relaxed | None, options: SearchOptions, best_s: float) -> Tried:
-    assert tried.problem is not None
-    result = solve(
-        tried.problem,
+def _solved(
+    problem: PlanningProblem, low: Relaxed | None, options: SearchOptions, best_s: float
+) -> Solution | Infeasible:
+    return solve(
+        problem,
         solver=options.solver,
-        gap=options.gap,
+        gap=options.gap / 4,  # the rest is for what the weights don't see
         time_limit_s=options.time_limit_s,
         cutoff_s=best_s if math.isfinite(best_s) else None,
         low=low,
         measure=False,
     )
-    proven_s = result.bound_seconds if isinstance(result, Solution) else best_s
-    tried = replace(tried, bound_s=max(tried.bound_s, proven_s))
-    return replace(tried, result=result)
+
+
+def _answered(tried: Tried, found: Solution, cut: Cut | None, options: SearchOptions) -> Tried:
+    """With the program of a solution, if the account says that it is faster than what is there."""
+    program = tried.layered.program(found.choices, cut)
+    books = books_by_stage(program, tried.layered.pricer.prices, options.state_ratio)
+    slowest = max(books, key=lambda one: one.step_s)
+    step_s = step_seconds(books, program.setting)
+    answer = tried.answer
+    sharp = answer and step_s == answer.step_s and found.seconds > answer.solution.seconds
+    if step_s < tried.step_s or sharp:
+        answer = Answer(program, found, step_s, slowest.spent)
+    return replace(tried, answer=answer, seen=(*tried.seen, slowest.spent))
+
+
+ROUNDS = 4
+"""How often a setting is solved by weights that are sharper for what was found before."""
+
+
+def sharper(tried: Tried, options: SearchOptions) -> Weights | None:
+    """The weights that are sharpest for what a setting's programs do, or None: where they wouldn't
+    show more, or enough was tried."""
+    if tried.answer is None or len(tried.seen) >= ROUNDS:
+        return None
+    if tried.bound_s >= tried.step_s * (1 - options.gap):
+        return None
+    prices = tried.layered.pricer.prices
+    weights = sharpest(rows_of(prices.models)(prices.cluster), tried.seen, options.solver)
+    worth_s = min(seconds_of(one, weights) for one in tried.seen)
+    now_s = min(seconds_of(one, prices.weights) for one in tried.seen)
+    return weights if worth_s > now_s * (1 + options.gap / 4) else None
 
 
 def shortage(tried: Tried, options: SearchOptions) -> Tried:

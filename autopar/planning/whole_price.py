@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
-from autopar.planning.joined import unit_edges
+from autopar.planning.joined import Late, unit_edges
 from autopar.planning.kinds import (
     Kind,
-    call_price,
     crossing_edges,
     inside_seconds,
     taken_in,
@@ -22,7 +21,10 @@ def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
     pricer, times = layered.pricer, layered.pricer.setting.microbatches
     known: dict[int, tuple[Choice, ...]] = {}
     inside_s = inside_seconds(pricer, "")
-    slots = [_skeleton_slot(layered, key, inside_s[key]) for key in layered.skeleton]
+    late_s = layered.skeleton_late()
+    slots = [
+        _skeleton_slot(layered, key, inside_s[key], late_s[key[1]]) for key in layered.skeleton
+    ]
     for path, kind in layered.kinds.items():
         if id(kind) not in known:
             known[id(kind)] = tuple(_choices(kind, times))
@@ -48,11 +50,13 @@ def _choices(kind: Kind, times: int) -> Iterator[Choice]:
         yield Choice(seconds, int(row[RESIDENT] + row[HELD]), int(row[TRANSIENT]))
 
 
-def _skeleton_slot(layered: Layered, key: SlotKey, inside_s: Sequence[float]) -> Slot:
+def _skeleton_slot(
+    layered: Layered, key: SlotKey, inside_s: Sequence[float], late_s: Sequence[Late]
+) -> Slot:
     pricer, choices = layered.pricer, []
-    for candidate, each_s in zip(pricer.candidates[key], inside_s, strict=True):
-        bill = pricer.bill("", candidate)
-        seconds = bill.seconds + pricer.setting.microbatches * each_s
+    for c, candidate in enumerate(pricer.candidates[key]):
+        bill, (each_s, once_s) = pricer.bill("", candidate), late_s[c]
+        seconds = bill.seconds + pricer.setting.microbatches * (inside_s[c] + each_s) + once_s
         choices.append(Choice(seconds, bill.resident_bytes, bill.transient_bytes))
     return Slot(f"/{key[1]}", tuple(choices), "")
 
@@ -70,5 +74,5 @@ def _units(layered: Layered) -> Iterator[Edge]:
             layered.index[key]: taken_in(pricer, "", pricer.candidates[key], once)
             for key in layered.skeleton
         }
-        for edge in unit_edges({"": slots}, call_price(pricer)):
+        for edge in unit_edges({"": slots}, pricer.prices.seconds):
             yield edge if once else _of_step(edge, pricer.setting.microbatches)

@@ -15,17 +15,19 @@ from autopar.layouts.typing import RegionTyping, type_region
 from autopar.mesh import AxisPart, Mesh, Split
 from autopar.planning.prices import Bill, Prices
 from autopar.planning.region_effects import op_effects, param_layouts
-from autopar.plugin import Candidate, Collective
+from autopar.plugin import Candidate, Collective, Compute, Effect, Resident
 
 Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one microbatch of a region's ops: what they come to without their collectives, which
-    depend on the links that an axis spans; those; and the layouts in which its parameters lie."""
+    """Of one microbatch of a region's ops: the device's and the host's seconds by window and bytes,
+    without their collectives, which depend on the links that an axis spans; those; and the layouts
+    in which its parameters lie."""
 
-    local: Bill
+    spent: tuple[tuple[str, float, float], ...]
+    held: Bill
     collectives: tuple[Collective, ...]
     params: Mapping[str, Layout]
 
@@ -125,11 +127,21 @@ class Works:
             typing = self.typing(block, only)
             effects = list(op_effects(block, typing, setting, path, group, here))
             self.works[key] = Work(
-                self.prices.bill((e for e in effects if not isinstance(e, Collective)), 1),
+                self._spent(effects),
+                self.prices.bill((e for e in effects if isinstance(e, Resident)), 1),
                 tuple(e for e in effects if isinstance(e, Collective)),
                 param_layouts(block, typing),
             )
         return self.works[key]
+
+    def _spent(self, effects: Iterable[Effect]) -> tuple[tuple[str, float, float], ...]:
+        windows: dict[str, list[float]] = {}
+        for effect in effects:
+            if isinstance(effect, Compute):
+                sums = windows.setdefault(effect.phase, [0.0, 0.0])
+                for i, seconds in enumerate(self.prices.apart(effect)):
+                    sums[i] += seconds
+        return tuple((name, device_s, host_s) for name, (device_s, host_s) in windows.items())
 
 
 def bare(candidate: Candidate) -> Candidate:
