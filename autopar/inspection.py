@@ -20,9 +20,10 @@ from autopar.graph.model_graph import Block, ModelGraph
 from autopar.layouts.effects import compute_effects
 from autopar.layouts.layout import Setting
 from autopar.layouts.sizes import Term, saved_terms, text_of, value_of
-from autopar.mesh import Mesh
+from autopar.mesh import AxisPart, Mesh
 from autopar.plugin import Dim, Region
 
+HALVES = (AxisPart("half", 2),)
 NOWHERE = "(inputs)"
 """Where ops stand that need no gradient and belong to no region."""
 
@@ -45,7 +46,7 @@ class RegionFigures:
     @property
     def splittable(self) -> bool:
         """Whether the region has a dim of its own that two devices can share."""
-        return any(d.internal and not d.blocked and d.size % 2 == 0 for d in self.dims)
+        return any(d.internal and not d.blocked and d.fits(HALVES) for d in self.dims)
 
 
 @dataclass(frozen=True)

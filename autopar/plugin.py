@@ -89,7 +89,8 @@ class Dim:
     of experts, the dims of the tokens that are sorted by them. It may then be split, blocked or
     not, over axes that split one of those as well: tokens are sent to the ranks that hold their
     experts. `blocking`: ops that alone block the dim; it may be split where the candidate runs each
-    of these in a form of its own.
+    of these in a form of its own. `pads`: it may be split where it doesn't divide; the last pieces
+    are then padded to the size of the others.
     """
 
     name: str
@@ -99,6 +100,11 @@ class Dim:
     blocked: str = ""
     rows: tuple[str, ...] = ()
     blocking: tuple[str, ...] = ()
+    pads: bool = False
+
+    def fits(self, split: Split) -> bool:
+        """Whether it can be cut into the pieces of a split."""
+        return self.pads or divides(split, self.size)
 
 
 @dataclass(frozen=True)
@@ -337,7 +343,7 @@ def split_over(
         return Refusal(f"region {region.name}: {dim.name} can't be split: {blocked}")
     parts = (*candidate.split(dim.name), replace(mesh.part(axis), balanced=balanced))
     split = tuple(sorted(parts, key=lambda part: -mesh.stride(part.axis)))
-    if not divides(split, dim.size):
+    if not dim.fits(split):
         axes = " · ".join(f"{part.axis}{part.size}" for part in parts)
         pieces = split_size(split)
         two = ", each of two chunks" if any(part.balanced for part in split) else ""

@@ -55,7 +55,17 @@ class Tensor(Strategy):
             elif dim.size % size == 0:
                 yield candidate.with_split(self.name, dim.name, (mesh.part("tp"),))
             else:
-                yield self._over_groups(candidate, region, dim, size)
+                yield self._unevenly(candidate, region, dim, mesh.part("tp"))
+
+    def _unevenly(
+        self, candidate: Candidate, region: Region, dim: Dim, tp: AxisPart
+    ) -> Candidate | Refusal:
+        """A dim that tp doesn't divide: over groups of queries as well, else padded (as Megatron
+        pads vocabularies), where every rank then has something."""
+        grouped = self._over_groups(candidate, region, dim, tp.size)
+        if isinstance(grouped, Refusal) and dim.pads and dim.size > tp.size:
+            return candidate.with_split(self.name, dim.name, (tp,))
+        return grouped
 
     def _over_groups(
         self, candidate: Candidate, region: Region, heads: Dim, size: int

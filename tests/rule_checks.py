@@ -160,6 +160,9 @@ class LocalScope:
         carried = expr_leaves(self.traced.dims[source][dim])
         return tuple("half" for leaf in carried if self.layout.split(leaf.name))
 
+    def padded(self, node: torch.fx.Node, source: torch.fx.Node, dim: int) -> str:
+        return ""
+
     def bounds(self, node: torch.fx.Node) -> tuple[int, int | None]:
         args = arguments(node)
         source = args["self"]

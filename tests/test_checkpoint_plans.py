@@ -8,6 +8,7 @@ import torch
 from checkpoints import Whole, differences, whole
 from equality import CLIP_NORM, PINS, compiled
 from models import MODELS, float32_raised
+from more_models import ODD
 from pool import Pool
 
 import autopar
@@ -42,7 +43,7 @@ def train(parallel: TrainingModule, batch: dict[str, torch.Tensor], steps: int) 
 def across(model: str, sources: list[str], targets: list[str], folder: Path) -> tuple[int, float]:
     """How many loads, and the largest difference of a loss; anything but equal bits raises."""
     with float32_raised():
-        job = MODELS[model]()
+        job = {**MODELS, **ODD}[model]()
         programs = {plan: compiled(job, plan) for plan in dict.fromkeys(sources + targets)}
         loads, worst = 0, 0.0
         for source in sources:
@@ -67,7 +68,7 @@ def across(model: str, sources: list[str], targets: list[str], folder: Path) -> 
 
 @pytest.mark.parametrize(
     ("model", "source", "target"),
-    [("gpt2", "zero3_tp2", "tp4"), ("mlp", "dp2_tp2", "zero3")],
+    [("gpt2", "zero3_tp2", "tp4"), ("mlp", "dp2_tp2", "zero3"), ("odd_gpt2", "dp2_tp2", "tp4")],
 )
 def test_one_plan_to_another(
     pool4: Pool, tmp_path: Path, model: str, source: str, target: str
@@ -93,7 +94,7 @@ def test_each_plan_to_each(pool4: Pool, tmp_path: Path, model: str) -> None:
 
 def pinned(model: str, processes: int) -> autopar.Compiled:
     """A job for fewer processes: tensor parallel over all."""
-    job = MODELS[model]()
+    job = {**MODELS, **ODD}[model]()
     tensor = {"tp": processes, "tensor": True} if processes > 1 else {}
     return autopar.compile(
         job.model,
@@ -109,7 +110,7 @@ def pinned(model: str, processes: int) -> autopar.Compiled:
 
 def saved_on_four(model: str, folder: Path) -> Found:
     with float32_raised():
-        job = MODELS[model]()
+        job = {**MODELS, **ODD}[model]()
         parallel = compiled(job, "zero3_tp2").materialize()
         train(parallel, job.batch, BEFORE)
         parallel.save_checkpoint(folder)
@@ -120,14 +121,16 @@ def saved_on_four(model: str, folder: Path) -> Found:
 
 def loaded_on(model: str, processes: int, folder: Path) -> Found:
     with float32_raised():
-        job = MODELS[model]()
+        job = {**MODELS, **ODD}[model]()
         parallel = start(pinned(model, processes))
         parallel.load_checkpoint(folder)
         return whole(parallel), train(parallel, job.batch, AFTER)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt2", "mlp"])
+@pytest.mark.parametrize(
+    "model",
+    ["odd_gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mlp"))],
+)
 def test_saved_on_four_loaded_on_two_and_on_one(
     pool4: Pool, pool2: Pool, tmp_path: Path, model: str
 ) -> None:

@@ -312,8 +312,9 @@ def test_an_illegal_edit_is_an_error(edit: Edit, message: str) -> None:
 
 
 def test_a_split_that_does_not_divide() -> None:
-    """10 heads over tp = 4: edited to what the strategy refuses."""
-    model = nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 8))
+    """A width of 10 over tp = 4, which isn't padded, since a sigmoid makes halves of zeros: edited
+    to what the strategy refuses."""
+    model = nn.Sequential(nn.Linear(12, 10), nn.Sigmoid(), nn.Linear(10, 8))
     batch = (torch.empty(8, 12, device="meta"), torch.empty(8, dtype=torch.int64, device="meta"))
 
     def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:

@@ -85,6 +85,12 @@ class Body:
         found = [part for leaf in expr_leaves(expr) for part in layout.split(leaf.name)]
         return tuple(part.axis for part in found)
 
+    def padded(self, node: torch.fx.Node, source: torch.fx.Node, dim: int) -> str:
+        """The whole size of an input's dim as text where ranks' pieces are padded, or ""."""
+        layout, expr = self.flow.need(node, source.name), self.block.values[source.name].dims[dim]
+        pads = any(leaf.padded(layout.split(leaf.name)) for leaf in expr_leaves(expr))
+        return self.lengths.text(expr, Layout()) if pads else ""
+
     def bounds(self, node: torch.fx.Node) -> tuple[int, int | None]:
         """A slice's local start and stop (None: to the end)."""
         args = arguments(node)

@@ -58,11 +58,10 @@ def _factor(factor: Leaf | Cat, layout: Layout, lengths: Lengths) -> str:
         return f"cat({', '.join(whole_dim(s, layout, lengths) for s in factor.segments)})"
     split = layout.split(factor.name)
     text = lengths.text((factor,), Layout())
-    return (
-        f"split({text}, {', '.join(f'{p.axis!r}' for p in split)})".replace("'", '"')
-        if (split)
-        else text
-    )
+    if not split:
+        return text
+    function = "split_padded" if factor.padded(split) else "split"
+    return f"{function}({text}, {', '.join(f'{p.axis!r}' for p in split)})".replace("'", '"')
 
 
 def weight_lines(

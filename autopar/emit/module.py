@@ -50,6 +50,7 @@ RUNTIME = (
     "shard_fully",
     "shard_state",
     "split",
+    "split_padded",
     "sync_batch_norm",
     "unshard",
     "vocab_cross_entropy",

@@ -137,6 +137,9 @@ class Lengths:
         if factor.name.startswith("dim_"):
             return str(self.setting.local_length((factor,), layout))
         self.used[factor.name] = factor
+        if factor.padded(split):
+            pieces = " * ".join(part.axis for part in split)
+            return f"-(-{factor.name} // {pieces if len(split) == 1 else f'({pieces})'})"
         return factor.name + "".join(f" // {part.axis}" for part in split)
 
 

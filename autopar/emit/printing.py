@@ -29,6 +29,9 @@ class Scope(Protocol):
     def split_axes(self, node: torch.fx.Node, source: torch.fx.Node, dim: int) -> tuple[str, ...]:
         """The axes over which an input's dim is split as the op takes it."""
 
+    def padded(self, node: torch.fx.Node, source: torch.fx.Node, dim: int) -> str:
+        """The whole size of an input's dim as text where ranks' pieces are padded, or ""."""
+
     def bounds(self, node: torch.fx.Node) -> tuple[int, int | None]:
         """For a slice: local start and stop."""
 
@@ -128,6 +131,8 @@ class Printer:
         )
         if function == "cross_entropy" and axes:
             words.append(self.axis(axes))
+            if classes := self.scope.padded(node, args["self"], -1):
+                words.append(f"classes={classes}")
             if args["ignore_index"] != -100:
                 words.append(f"ignore_index={args['ignore_index']}")
             return f"vocab_cross_entropy({', '.join(words)})"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch.fx
 
 from autopar.capture.captured import Capture, CapturedGraph
+from autopar.capture.collector import collector_paused
 from autopar.capture.price import op_work
 from autopar.capture.saved import storages
 from autopar.capture.skeleton import batch_size
@@ -17,12 +18,14 @@ from autopar.graph.dims import BlockDims, broken_cuts, is_cut, join_inputs, read
 from autopar.graph.factors import Factor, find, freeze, leaves, resolve, set_hint, size, unify
 from autopar.graph.flags import Flags, read_flags, repeated_constants
 from autopar.graph.model_graph import Block, ModelGraph, Op, SavedTensor, Value
-from autopar.graph.normalise import is_prologue_only, normalise
+from autopar.graph.normalise import normalise, serving_counts
 from autopar.graph.ops import class_of, is_tensor, op_name
+from autopar.graph.padding import mark_padded
 from autopar.graph.regions import BlockRegions, find_regions
 from autopar.graph.rules import Dims
 
 
+@collector_paused()
 def analyse(capture: Capture) -> ModelGraph:
     """Named dims and regions of a captured model.
 
@@ -48,6 +51,7 @@ def analyse(capture: Capture) -> ModelGraph:
         for i, (graph, counts) in enumerate(graphs)
     ]
     _name_leaves([g for g, _ in graphs], known, regions)
+    mark_padded(regions)
     found = [
         _block(captured[i], graph, counts, known[i], flags[i], regions[i])
         for i, (graph, counts) in enumerate(graphs)
@@ -137,9 +141,8 @@ def _batch_hook(capture: Capture):  # type: ignore[no-untyped-def]
 
 
 def _prologue(graph: torch.fx.Graph, counts: tuple[torch.fx.Node, ...]) -> frozenset[str]:
-    return frozenset(
-        n.name for n in graph.nodes if n.op == "call_function" and is_prologue_only(n, counts)
-    ) | {n.name for n in counts}
+    found = serving_counts(graph, counts)
+    return frozenset(n.name for n in found if n.op == "call_function" or n in counts)
 
 
 def _name_leaves(

@@ -15,6 +15,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.mesh import Split, divides
+
 
 class FactorError(Exception):
     """Two dims can't be joined, or a dim can't be cut there: the op has no exact factor rule."""
@@ -24,7 +26,7 @@ class Factor:
     """A mutable factor: a leaf, or refined into a product or into a concatenation of products, or
     (`order_of`) the elements of another dim in an order of their own."""
 
-    __slots__ = ("factors", "hint", "name", "order_of", "parent", "segments", "size")
+    __slots__ = ("factors", "hint", "name", "order_of", "pads", "parent", "segments", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -34,6 +36,7 @@ class Factor:
         self.order_of: Product | None = None
         self.hint = ""
         self.name = ""
+        self.pads = False
 
     def __repr__(self) -> str:
         return f"{self.hint or 'f'}:{self.size}"
@@ -242,10 +245,16 @@ def new_order(of: Sequence[Factor]) -> Product:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A named dim, or a part of one: what may be split over mesh axes."""
+    """A named dim, or a part of one: what may be split over mesh axes. `pads`: into pieces of equal
+    size with padding at the end, where it doesn't divide."""
 
     name: str
     size: int
+    pads: bool = False
+
+    def padded(self, split: Split) -> bool:
+        """Whether a split cuts it into pieces of which the last are padded."""
+        return self.pads and not divides(split, self.size)
 
 
 @dataclass(frozen=True)
@@ -276,7 +285,7 @@ def freeze(product: Sequence[Factor]) -> DimExpr:
             out.append(Cat(tuple(freeze(segment) for segment in factor.segments)))
         else:
             assert factor.name, f"unnamed factor {factor}"
-            out.append(Leaf(factor.name, factor.size))
+            out.append(Leaf(factor.name, factor.size, factor.pads))
     return tuple(out)
 
 

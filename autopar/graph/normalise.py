@@ -174,16 +174,13 @@ def _valid_targets(
     return insert(graph, node, aten.sum.default, (each,), node, "count")
 
 
-def is_prologue_only(node: torch.fx.Node, counts: tuple[torch.fx.Node, ...]) -> bool:
-    """Whether a node serves the counts alone (forward gets those from outside)."""
-    seen: set[torch.fx.Node] = set()
-    todo = [node]
-    while todo:
-        current = todo.pop()
-        if current in counts or current in seen:
-            continue
-        seen.add(current)
-        if current.op == "output" or not current.users:  # a write into a buffer has no users
-            return False
-        todo += current.users
-    return True
+def serving_counts(
+    graph: torch.fx.Graph, counts: tuple[torch.fx.Node, ...]
+) -> frozenset[torch.fx.Node]:
+    """The nodes that serve the counts alone (forward gets those from outside), and the counts."""
+    found = set(counts)
+    for node in reversed(graph.nodes):
+        # What has no users writes into a buffer.
+        if node.op != "output" and node.users and all(user in found for user in node.users):
+            found.add(node)
+    return frozenset(found)

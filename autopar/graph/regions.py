@@ -152,7 +152,7 @@ class BlockRegions:
             misplaced = "" if internal else self._misplaced(leaf, nodes, name)
             elsewhere = self._partly_fused(leaf, nodes) or misplaced
             if elsewhere or not blocking:
-                return Dim(leaf.name, leaf.size, role, internal, elsewhere)
+                return Dim(leaf.name, leaf.size, role, internal, elsewhere, pads=leaf.pads)
         names = () if others else tuple(node.name for node in blocking)
         return Dim(leaf.name, leaf.size, role, internal, blocked, blocking=names)
 

@@ -19,10 +19,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autopar.graph.factors import Leaf, Order
+from autopar.graph.factors import Leaf, Order, expr_leaves
 from autopar.graph.model_graph import Value
 from autopar.layouts.layout import Layout, Setting
-from autopar.mesh import AxisPart, Split
+from autopar.mesh import AxisPart, Split, split_size
 
 GATHERS = frozenset({"all_gather", "unshard"})
 EXCHANGES = frozenset({"dispatch", "combine", "route"})
@@ -225,6 +225,8 @@ class _Walk:
         dim, balanced = None, None
         if name is not None:
             dim = self._place(name, self.now)
+            self._check_equal(name, after)
+            self._check_equal(name, self.now)
             if dim is None:
                 raise ImpossibleError(f"{name} is not the major part of a dim")
         for layout, named in ((self.now, name), (after, name), (self.now, to), (after, to)):
@@ -244,6 +246,17 @@ class _Walk:
             )
         )
         self.now = after
+
+    def _check_equal(self, name: str, layout: Layout) -> None:
+        """Padded pieces are never put together, nor cut on the way."""
+        split = layout.split(name)
+        for leaf in (leaf for dim in self.value.dims for leaf in expr_leaves(dim)):
+            if leaf.name == name and leaf.padded(split):
+                pieces = split_size(split)
+                raise ImpossibleError(
+                    f"{name} = {leaf.size} is padded in {pieces} pieces, and can't be cut or put "
+                    "together on the way"
+                )
 
     def _bytes(self, layout: Layout) -> int:
         return self.setting.local_numel(self.value.dims, layout) * self.value.item_bytes

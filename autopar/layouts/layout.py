@@ -83,14 +83,14 @@ class Setting:
         return leaf.size
 
     def local_length(self, expr: DimExpr, layout: Layout) -> int:
-        """The local size of a tensor's dim."""
+        """The local size of a tensor's dim, padding included: the same on every rank."""
         total = 1
         for factor in unsorted(expr):
             if isinstance(factor, Leaf):
                 pieces = split_size(layout.split(factor.name))
                 whole = self.length(factor)
-                assert whole % pieces == 0, (factor, layout)
-                total *= whole // pieces
+                assert factor.pads or whole % pieces == 0, (factor, layout)
+                total *= -(-whole // pieces)
             else:
                 total *= sum(self.local_length(s, layout) for s in factor.segments)
         return total

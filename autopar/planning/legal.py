@@ -30,7 +30,7 @@ def candidate_faults(candidate: Candidate, region: Region, setting: Setting) -> 
             )
         elif candidate.blocks(dims[name]) and not dims[name].rows:
             faults.append(f"splits {name!r}: {dims[name].blocked}")
-        elif not divides(split, dims[name].size):
+        elif not dims[name].fits(split):
             faults.append(f"splits {name!r} = {dims[name].size} into {split_size(split)} pieces")
         if name not in dims or not dims[name].rows:
             used += split

@@ -19,7 +19,7 @@ from autopar.runtime.experts import Route, combine, dispatch, grouped_mm, route
 from autopar.runtime.fsdp import shard_fully
 from autopar.runtime.gradient_sync import gradient, keep_state, state
 from autopar.runtime.launch import initialise
-from autopar.runtime.layout import cat, split
+from autopar.runtime.layout import cat, split, split_padded
 from autopar.runtime.opaque import OpaqueLayer
 from autopar.runtime.parameters import (
     Container,
@@ -71,6 +71,7 @@ __all__ = [
     "shard_fully",
     "shard_state",
     "split",
+    "split_padded",
     "state",
     "sync_batch_norm",
     "unshard",

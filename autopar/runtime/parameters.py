@@ -97,7 +97,7 @@ def declare(
     persistent: bool = True,
     synced: Sequence[str] = (),
 ) -> None:
-    """Registers this rank's part of a parameter (or buffer), uninitialised, on the mesh's device.
+    """Registers this rank's part of a parameter (or buffer), zero so far, on the mesh's device.
 
     `dims` are those of the whole tensor (see `autopar.runtime.layout`). `persistent` as in
     `register_buffer`: False keeps a buffer out of state dicts. `synced`: axes among `sums` over
@@ -119,7 +119,8 @@ def declare(
     assert set(sums) <= set(mesh.axes), f"{name} is summed over {sums}, the mesh is {mesh.layout}"
     assert name not in module.declarations, f"{name} is declared twice"
     module.declarations[name] = declaration
-    local = torch.empty(local_shape(dims, mesh.layout), dtype=dtype, device=mesh.device)
+    # Zeros, since padding stays what it is here.
+    local = torch.zeros(local_shape(dims, mesh.layout), dtype=dtype, device=mesh.device)
     path, _, leaf = name.rpartition(".")
     parent = _submodule(module, path)
     _check_free(parent, leaf)

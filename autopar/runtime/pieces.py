@@ -77,7 +77,8 @@ def cut(piece: Piece, limit_bytes: int) -> Iterator[Piece]:
 
 
 def _held(leaf: Leaf, mesh: ProcessMesh) -> list[Tensor]:
-    """For each dim the indices into the whole that `leaf.value` holds, in local order."""
+    """For each dim the indices into the whole that `leaf.value` holds, in local order, -1 for
+    padding."""
     dims = leaf.declaration.dims
     indices = [local_indices(dim, mesh.layout, mesh.coordinate) for dim in dims]
     if leaf.shard is not None:
@@ -88,9 +89,13 @@ def _held(leaf: Leaf, mesh: ProcessMesh) -> list[Tensor]:
 
 
 def _runs(index: Tensor) -> Sequence[tuple[int, int, int]]:
-    """Consecutive indices together: (first index, where it lies locally, length)."""
-    if not len(index):
+    """Consecutive indices together, without padding: (first index, where it lies locally,
+    length)."""
+    places = torch.nonzero(index >= 0).flatten()
+    if not len(places):
         return ()
-    breaks = (torch.nonzero(index.diff() != 1).flatten() + 1).tolist()
-    bounds = itertools.pairwise([0, *breaks, len(index)])
-    return [(int(index[start]), start, end - start) for start, end in bounds]
+    real = index[places]
+    apart = (real.diff() != 1) | (places.diff() != 1)
+    breaks = (torch.nonzero(apart).flatten() + 1).tolist()
+    bounds = itertools.pairwise([0, *breaks, len(real)])
+    return [(int(real[start]), int(places[start]), end - start) for start, end in bounds]

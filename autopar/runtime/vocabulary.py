@@ -15,8 +15,9 @@ def vocab_embedding(
 ) -> Tensor:
     """Rows of a table of which this rank holds a contiguous part: a partial sum over the axis.
 
-    `indices` [...] into the whole table, `weight` [rows / n, width]; the result is [..., width],
-    zero where another rank holds the row. The row `padding_idx` gets no gradient.
+    `indices` [...] into the whole table, `weight` [rows / n, width] (rounded up: padding is never
+    looked up); the result is [..., width], zero where another rank holds the row. The row
+    `padding_idx` gets no gradient.
     """
     local, mine = _local(indices, len(weight), axis)
     if padding_idx is not None:
@@ -26,16 +27,21 @@ def vocab_embedding(
 
 
 def vocab_cross_entropy(
-    logits: Tensor, target: Tensor, axis: Group, ignore_index: int = -100
+    logits: Tensor,
+    target: Tensor,
+    axis: Group,
+    ignore_index: int = -100,
+    classes: int | None = None,
 ) -> Tensor:
     """Σ of cross-entropies over targets that aren't ignored, classes split over the axis.
 
     `logits` [n, classes / n_axis], `target` [n] in whole classes; 0-d, the same on every rank of
-    the axis. Two all-reduces: the maximum, then the sum of exponentials with the target's logit
-    (Shoeybi et al. 2019, section 3).
+    the axis. `classes`: how many there are where the last ranks' logits end in padding. Two
+    all-reduces: the maximum, then the sum of exponentials with the target's logit (Shoeybi et al.
+    2019, section 3).
     """
     total: Tensor = _VocabCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits, target, axis, ignore_index
+        logits, target, axis, ignore_index, classes
     )
     return total
 
@@ -49,13 +55,21 @@ def _local(indices: Tensor, rows: int, axis: Group) -> tuple[Tensor, Tensor]:
 
 class _VocabCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, axis: Group, ignore: int) -> Tensor:
-        highest = logits.max(dim=-1).values
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, axis: Group, ignore: int, classes: int | None
+    ) -> Tensor:
+        rows = logits.shape[-1]
+        real = rows if classes is None else min(max(classes - axis.rank * rows, 0), rows)
+        if real:
+            highest = logits[..., :real].max(dim=-1).values
+        else:  # all of them are padding
+            highest = logits.new_full(logits.shape[:-1], -torch.inf)
         _reduce(highest, axis, dist.ReduceOp.MAX)
         shifted = logits - highest.unsqueeze(-1)
+        shifted[..., real:] = -torch.inf  # probability 0, and no gradient
         exponentials = shifted.exp()
-        local, mine = _local(target, logits.shape[-1], axis)
-        picked = shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1) * mine
+        local, mine = _local(target, rows, axis)
+        picked = torch.where(mine, shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1), 0)
         sums = torch.stack([exponentials.sum(dim=-1), picked])
         _reduce(sums, axis, dist.ReduceOp.SUM)
         counted = target != ignore
@@ -67,7 +81,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         probabilities, local, mine, counted = ctx.saved_tensors
         ones = mine.to(probabilities.dtype).unsqueeze(-1)
         result = probabilities.scatter_add(-1, local.unsqueeze(-1), -ones)
-        return result * (grad * counted).unsqueeze(-1), None, None, None
+        return result * (grad * counted).unsqueeze(-1), None, None, None, None
 
 
 def _reduce(tensor: Tensor, axis: Group, op: Any) -> None:

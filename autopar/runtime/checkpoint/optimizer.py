@@ -214,7 +214,7 @@ def _empty(
 ) -> tuple[Tensor, Parts]:
     """A tensor for this rank's part of the state, and where its elements lie in the whole."""
     if shape == leaf.declaration.shape:
-        tensor = torch.empty_like(leaf.value, dtype=dtype, requires_grad=False)
+        tensor = torch.zeros_like(leaf.value, dtype=dtype, requires_grad=False)  # padding as well
         return tensor, parts_of(leaf, mesh, tensor)
     if not shape:
         tensor = torch.empty((), dtype=dtype, device="cpu")
