@@ -93,4 +93,5 @@ def training_mode(model: nn.Module) -> Iterator[tuple[str, ...]]:
         for owner, name, value in saved:
             setattr(owner, name, value)
         for module, mode in modes:
-            module.training = mode
+            if module.training != mode:
+                module.training = mode

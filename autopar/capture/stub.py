@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 from torch.utils import _pytree as pytree
 
 from autopar.capture.find import Candidate
@@ -32,15 +32,12 @@ class LayerCall:
     spec: Any
     names: tuple[str, ...]
     needs_grad: tuple[bool, ...]
+    signature: str
+    """Equal for calls that (most likely) run the same graph."""
 
     @property
     def inputs(self) -> tuple[TensorMeta, ...]:
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorMeta))
-
-    @property
-    def signature(self) -> str:
-        """Equal for calls that (most likely) run the same graph."""
-        return repr((self.candidate.signature, self.leaves, str(self.spec)))
 
     def arguments(self, tensors: tuple[Tensor, ...]) -> tuple[Any, Any]:
         """(args, kwargs) with these tensors in the places of the recorded ones."""
@@ -76,6 +73,7 @@ class Recorder:
     refused: dict[str, str] = field(default_factory=dict)
     touched: dict[str, str] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
+    _names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _results: dict[tuple[str, tuple[bool, ...]], Result] = field(default_factory=dict)
 
     def refuse(self, candidate: Candidate, reason: str) -> NotStubbedError:
@@ -84,17 +82,21 @@ class Recorder:
 
     def call(self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record the call; one node in the trace; outputs as the real layer's."""
+        # Function modes would look at every attribute of a tensor that is read here.
+        with torch._C.DisableTorchFunction():
+            return self._call(candidate, args, kwargs)
+
+    def _call(self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if candidate.path in self.calls:
             raise self.refuse(candidate, "it is called more than once in a step")
         values, spec = pytree.tree_flatten((args, kwargs))
-        call = LayerCall(
-            candidate,
-            tuple(self._described(candidate, value) for value in values),
-            spec,
-            _argument_names(candidate.module, args, kwargs),
-            tuple(v.requires_grad for v in values if isinstance(v, Tensor)),
-        )
-        key = (call.signature, call.needs_grad)
+        leaves = tuple(self._described(candidate, value) for value in values)
+        signature = repr((candidate.signature, leaves, str(spec)))
+        if signature not in self._names:
+            self._names[signature] = _argument_names(candidate.module, args, kwargs)
+        needs_grad = tuple(v.requires_grad for v in values if isinstance(v, Tensor))
+        call = LayerCall(candidate, leaves, spec, self._names[signature], needs_grad, signature)
+        key = (signature, needs_grad)
         if key not in self._results:
             self._results[key] = self._run(candidate, args, kwargs)
         self.calls[candidate.path] = call
@@ -115,10 +117,9 @@ class Recorder:
             return self.known[candidate.path]
         tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
         versions = [tensor._version for tensor in tensors]
-        # Function modes too: they would note the layer's no_grad and autocast in the trace.
         run = self.real.get(candidate.path, lambda args, kwargs: candidate.module(*args, **kwargs))
         try:
-            with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+            with disable_proxy_modes_tracing():
                 outputs = run(args, kwargs)
             _check_shapes(outputs)
         except Exception as error:
@@ -147,7 +148,8 @@ def _check_shapes(outputs: Any) -> None:
 
 def _replay(result: Result, tensors: list[Tensor], path: str) -> Any:
     described = [leaf for leaf in result.leaves if isinstance(leaf, tuple)]
-    outputs = iter(layer_op()(tensors, path, encode([meta for meta, _ in described])))
+    with _without_stack_traces():
+        outputs = iter(layer_op()(tensors, path, encode([meta for meta, _ in described])))
     leaves = []
     for leaf in result.leaves:
         if not isinstance(leaf, tuple):
@@ -157,6 +159,21 @@ def _replay(result: Result, tensors: list[Tensor], path: str) -> Any:
         # The op knows no gradients; later layers must still see that their inputs need one.
         leaves.append(output.requires_grad_() if leaf[1] else output)
     return pytree.tree_unflatten(leaves, result.spec)
+
+
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Nobody reads from which line a layer was called, and telling takes as long as the call."""
+    mode = get_proxy_mode()
+    tracer: Any = None if mode is None else mode.tracer
+    before = tracer is not None and tracer.record_stack_traces
+    if before:
+        tracer.record_stack_traces = False
+    try:
+        yield
+    finally:
+        if before:
+            tracer.record_stack_traces = True
 
 
 def _argument_names(
