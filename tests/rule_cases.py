@@ -81,6 +81,9 @@ def _scans() -> list[Case]:
     x = real(4, 6, 8)
     return [
         (aten.cumsum.default, (x, 1), 2),
+        (aten.diff.default, (x, 1, 1), 2),
+        (aten.diff.default, (x, 1, 1, x[:, :1]), 2),
+        (aten.diff.default, (x, 2, -1, x, x), 2),
         (aten.cumprod.default, (x, 1), 2),
         (aten.logcumsumexp.default, (x, 1), 2),
         (aten.flip.default, (x, [1, 2]), 1),

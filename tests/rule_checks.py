@@ -135,7 +135,8 @@ class LocalScope:
         self.traced, self.layout = traced, layout
 
     def operand(self, node: torch.fx.Node, source: torch.fx.Node) -> str:
-        return str(source)
+        # Binds as loosely as any text: a method or an operator beside it would tear it apart.
+        return f"{source} if True else {source}"
 
     def is_opaque(self, node: torch.fx.Node) -> bool:
         return False

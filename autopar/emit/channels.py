@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch.fx
 
+from autopar.emit.text import receiver
 from autopar.graph.ops import arguments, is_tensor, op_name
 
 
@@ -108,7 +109,7 @@ def _repeat(printer: _Printer, node: torch.fx.Node) -> str:
     before, after = printer.scope.local_shape(node, source), printer.scope.local_out(node)
     before = (1,) * (len(after) - len(before)) + before
     times = [n // m for n, m in zip(after, before, strict=True)]
-    return f"{printer.arg(node, source)}.repeat({', '.join(map(str, times))})"
+    return f"{receiver(printer.arg(node, source))}.repeat({', '.join(map(str, times))})"
 
 
 def _adaptive_max_pool(printer: _Printer, node: torch.fx.Node) -> str:

@@ -11,7 +11,7 @@ from autopar.graph.ops import arguments, op_name
 
 _TORCH = (
     "acos addcdiv addcmul amax amin any all argmax argmin argsort asin atan atan2 ceil clamp "
-    "clamp_max clamp_min cosh cumprod cumsum dot einsum erfc exp2 expm1 fmod flip floor frac "
+    "clamp_max clamp_min cosh cumprod cumsum diff dot einsum erfc exp2 expm1 fmod flip floor frac "
     "gather hypot index_select isfinite isinf isnan lerp log10 log1p log2 logcumsumexp logical_and "
     "logical_or logical_xor logsumexp max maximum min minimum moveaxis movedim mv nan_to_num norm "
     "prod reciprocal remainder roll round sgn sign sinh sort square stack std swapaxes swapdims "

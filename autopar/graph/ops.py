@@ -25,6 +25,7 @@ OPS_BY_CLASS: dict[str, str] = {
     "channelwise": "prelu",
     "feature_dropout": "feature_dropout feature_alpha_dropout",
     "scan": "cumsum cumprod logcumsumexp flip roll tril triu",
+    "difference": "diff",
     "contraction": "linear matmul mm bmm mv dot einsum",
     "normalisation": "layer_norm rms_norm softmax log_softmax",
     "batch_norm": "batch_norm",

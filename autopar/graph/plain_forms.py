@@ -54,10 +54,10 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, other: torch.fx.Node) -
 
 
 def _plain_view(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """expand_as, reshape_as, narrow, outer and .T under the names that have rules."""
+    """broadcast_to, expand_as, reshape_as, narrow, outer and .T under the names that have rules."""
     args, name, shape = arguments(node), op_name(node), list(shape_of(node))
     source = args["self"]
-    if name == "expand_as":
+    if name in ("broadcast_to", "expand_as"):
         other = insert(graph, node, aten.expand.default, (source, shape), node)
     elif name in ("reshape_as", "view_as"):
         other = insert(graph, node, aten.reshape.default, (source, shape), node)
@@ -75,6 +75,21 @@ def _plain_view(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     else:
         return
     _replace(graph, node, other)
+
+
+def _meshgrid(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Each tensor along a dim of its own, expanded."""
+    args = arguments(node)
+    tensors = args["tensors"]
+    order = list(range(len(tensors)))
+    if args.get("indexing") == "xy":
+        order[:2] = order[:2][::-1]
+    for user in list(node.users):
+        shape, place = list(shape_of(user)), arguments(user)["index"]
+        alone = [n if i == order[place] else 1 for i, n in enumerate(shape)]
+        source = insert(graph, user, aten.reshape.default, (tensors[place], alone), user)
+        _replace(graph, user, insert(graph, user, aten.expand.default, (source, shape), user))
+    graph.erase_node(node)
 
 
 def _glu(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
@@ -187,6 +202,7 @@ _FORMS: Mapping[str, Callable[[torch.fx.Graph, torch.fx.Node], None]] = {
     "index": without_arange,
     "index_put": _plain_inverse,
     "glu": _glu,
+    "meshgrid": _meshgrid,
     "baddbmm": _baddbmm,
     "type_as": _type_as,
     "_weight_norm": _weight_norm,
@@ -194,6 +210,7 @@ _FORMS: Mapping[str, Callable[[torch.fx.Graph, torch.fx.Node], None]] = {
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), _plain_constant),
     **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _pixel_shuffle),
     **dict.fromkeys(
-        ("expand_as", "numpy_T", "reshape_as", "view_as", "narrow", "outer"), _plain_view
+        ("broadcast_to", "expand_as", "numpy_T", "reshape_as", "view_as", "narrow", "outer"),
+        _plain_view,
     ),
 }

@@ -38,6 +38,7 @@ COST_CLASS = {
     "feature_dropout": "pointwise",
     "buffer_update": "pointwise",
     "scan": "copy",
+    "difference": "copy",
     "normalisation": "normalisation",
     "batch_norm": "normalisation",
     "channel_norm": "normalisation",

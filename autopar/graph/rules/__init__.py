@@ -25,6 +25,7 @@ RULES: dict[str, Rule] = {
     "channelwise": elementwise.channelwise,
     "feature_dropout": elementwise.feature_dropout,
     "scan": elementwise.scan,
+    "difference": elementwise.difference,
     "buffer_update": elementwise.buffer_update,
     "constant": elementwise.constant,
     "contraction": products.contraction,

@@ -2,9 +2,10 @@
 
 import torch.fx
 
-from autopar.graph.factors import FactorError, new_dim, unify
+from autopar.graph.factors import FactorError, new_dim, size, unify
 from autopar.graph.ops import arguments, is_tensor, op_name, shape_of
 from autopar.graph.rules.base import Known, OpDims, broadcast, dims_of, which_dims
+from autopar.graph.rules.picking import same_but
 
 
 def pointwise(node: torch.fx.Node, known: Known) -> OpDims:
@@ -42,6 +43,23 @@ def scan(node: torch.fx.Node, known: Known) -> OpDims:
         along = which_dims(args.get("dim", args.get("dims")), len(x))
     outputs = 2 if isinstance(node.meta["val"], (list, tuple)) else 1
     return OpDims([x] * outputs, blocked=[(x[d], f"{name} runs along it") for d in along])
+
+
+def difference(node: torch.fx.Node, known: Known) -> OpDims:
+    """diff: whole along its dim, which has as many elements as before or not."""
+    args = arguments(node)
+    x = list(dims_of(known, args["self"]))
+    (dim,) = which_dims(args["dim"], len(x))
+    whole = [x[dim]]
+    for more in (args["prepend"], args["append"]):
+        if more is not None:
+            same_but(x, dims_of(known, more), dim)
+            whole.append(dims_of(known, more)[dim])
+    length = shape_of(node)[dim]
+    if size(x[dim]) != length:
+        x[dim] = new_dim(length)
+        whole.append(x[dim])
+    return OpDims([x], blocked=[(one, "diff runs along it") for one in whole])
 
 
 def buffer_update(node: torch.fx.Node, known: Known) -> OpDims:
