@@ -455,10 +455,12 @@ class Collective:
 @dataclass(frozen=True)
 class Resident:
     """Bytes that one rank holds. "saved" is held once a microbatch in flight; of "transient" only
-    the largest at a time."""
+    the largest at a time. `when`: "end", of what follows the last layer, so that the layers'
+    backward finds it gone; "again", while a layer, or a region of it, runs again there."""
 
     what: Literal["parameter", "gradient", "optimizer", "master", "saved", "transient"]
     bytes: int
+    when: Literal["any", "end", "again"] = "any"
     kind: ClassVar[str] = "resident"
 
 

@@ -1,13 +1,13 @@
 """Context parallelism against the plain model: tasks for a pool."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from equality import OFF, Comparison, Edit, edited, planned_as, run
+from equality import OFF, Comparison, planned_as, run
 from experts import wide
 from families import FAMILIES
 from models import Job, float32_raised, gpt2, llama
@@ -18,8 +18,6 @@ from torch import Tensor
 import autopar
 from autopar.runtime import ProcessMesh, attention_blocks, collectives
 from autopar.runtime import context as runtime
-from autopar.runtime.attention_blocks import Sums
-from autopar.runtime.process_mesh import Group
 
 MESHES: dict[str, dict[str, Any]] = {
     "cp4": {"cp": 4},
@@ -91,85 +89,12 @@ def compiled(job: Job, case: str, cluster: str | dict[str, Any]) -> autopar.Comp
     return planned_as(job, cluster, STRATEGIES, {**off, **CASES[case]})
 
 
-def compare(model: str, case: str, cluster: str, *edits: Edit) -> Comparison:
+def compare(model: str, case: str, cluster: str) -> Comparison:
     """One model in float64, on every rank."""
     with wide() if model in MOE else float32_raised():
         job = grouped(model) if model in MOE else MODELS[model]()
         job.model.double()
-        return run(job, edited(compiled(job, case, cluster), edits))
-
-
-# ---------------------------------------------------------------- faults
-
-
-class _Backwards(runtime._Moving):
-    """A ring that turns the other way."""
-
-    def __init__(self, axis: Group, tensors: Sequence[Tensor]) -> None:
-        ranks = axis.ranks[::-1]
-        super().__init__(
-            replace(axis, ranks=ranks, rank=ranks.index(axis.ranks[axis.rank])), tensors
-        )
-
-
-class _Kept(runtime._Moving):
-    """Gradients of keys and values (zeros at first) stay where they were made."""
-
-    def __init__(self, axis: Group, tensors: Sequence[Tensor]) -> None:
-        super().__init__(axis, tensors)
-        self.stays = not any(x.count_nonzero() for x in tensors)
-
-    def start(self, last: bool = False) -> None:
-        if not self.stays:
-            super().start(last)
-
-
-def _average(out: Tensor, logs: Tensor, step: runtime._Step, block: Sums) -> None:
-    """Blocks merged as if each had seen as many keys."""
-    rows, so_far = out[..., step.queries, :], logs[..., step.queries]
-    rows += (block.out - rows) / 2 if step.source else block.out - rows
-    so_far.copy_(torch.logaddexp(so_far, block.logs))
-
-
-def _swapped_halves(positions: int, masks: Any, axis: Group) -> list[runtime._Step]:
-    """Ranks take what those on the other side of them should."""
-    half = positions // 2
-    return [
-        replace(step, queries=slice(0, half)) if step.queries.start else step
-        for step in _steps(positions, masks, axis)
-    ]
-
-
-def _in_rank_order(pieces: Sequence[Tensor], dim: int, balanced: bool = False) -> Tensor:
-    return torch.cat(tuple(pieces), dim)
-
-
-_steps = runtime._steps
-FAULTS: dict[str, Callable[[], Any]] = {
-    "ring_reversed": lambda: mock.patch.object(runtime, "_Moving", _Backwards),
-    "gradients_not_returned": lambda: mock.patch.object(runtime, "_Moving", _Kept),
-    "merged_by_averages": lambda: mock.patch.object(runtime, "_merge", _average),
-    "wrong_half": lambda: mock.patch.object(runtime, "_steps", _swapped_halves),
-    "chunks_in_rank_order": lambda: mock.patch.object(collectives, "_together", _in_rank_order),
-}
-EDITS: dict[str, Edit] = {
-    "labels_in_rank_order": Edit(r"(contiguous_local = local_part\(.*), balanced=True\)", r"\1)"),
-    "positions_without_offset": Edit(
-        r"(?s)position_embeddings_0_local = local_part\(.*?\n        \)",
-        "position_embeddings_0_local = position_embeddings_0[:, : sequence // cp]",
-    ),
-    "gradient_not_summed": Edit(
-        r'(declare\(self, "input_layernorm.weight", hidden), sums=\("cp",\)', r"\1"
-    ),
-}
-
-
-def faulty(fault: str, model: str, case: str) -> Comparison:
-    """A comparison on four processes with a fault in the runtime or in the emitted module."""
-    if fault in EDITS:
-        return compare(model, case, "cpu:4", EDITS[fault])
-    with FAULTS[fault]():
-        return compare(model, case, "cpu:4")
+        return run(job, compiled(job, case, cluster))
 
 
 # ---------------------------------------------------------------- the runtime alone

@@ -2,13 +2,13 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
-from equality import OFF, Comparison, Edit, edited, planned_as, run
+from equality import OFF, Comparison, planned_as, run
 from models import Job
 from moe import all_raised, grouped
 
@@ -97,21 +97,21 @@ def compiled(job: Job, case: str, cluster: str | dict[str, Any]) -> autopar.Comp
     return planned_as(job, cluster, STRATEGIES, {"recompute": False, **off, **CASES[case]})
 
 
-def compare(family: str, case: str, cluster: str, skewed: bool, *edits: Edit) -> Sent:
+def compare(family: str, case: str, cluster: str, skewed: bool) -> Sent:
     """One family in float64, on every rank."""
     with wide():
         job = grouped(family)
         job.model.double()
-        return _compare(lopsided(job) if skewed else job, case, cluster, edits)
+        return _compare(lopsided(job) if skewed else job, case, cluster)
 
 
 def compare_single(family: str, case: str, cluster: str) -> Sent:
     """One family in float32, with torch's own grouped matmuls."""
-    return _compare(grouped(family), case, cluster, ())
+    return _compare(grouped(family), case, cluster)
 
 
-def _compare(job: Job, case: str, cluster: str, edits: tuple[Edit, ...]) -> Sent:
-    program = edited(compiled(job, case, cluster), edits)
+def _compare(job: Job, case: str, cluster: str) -> Sent:
+    program = compiled(job, case, cluster)
     return sent_of(job, program, bool(CASES[case].get("recompute")))
 
 
@@ -151,34 +151,6 @@ def split_bytes(found: Comparison) -> tuple[dict[Any, int], dict[Any, int], int,
     (key,) = {key for key in of_tokens if all(axis.startswith("ep") for axis in key[1])}
     tokens = counted.pop(key), planned.pop(key)
     return dict(counted), dict(planned), *tokens
-
-
-# ---------------------------------------------------------------- faults
-
-
-def _nothing_goes_home(ctx: Any, grad: torch.Tensor) -> Any:
-    """The backward of combine without its all-to-all."""
-    return grad.new_zeros(len(ctx.way.order), *grad.shape[1:]), None
-
-
-def _wrong_order(rows: torch.Tensor, taken: list[int], sent: list[int], axis: Any) -> torch.Tensor:
-    """What comes in by rank lies the other way round."""
-    return torch.cat(_send(rows, taken, sent, axis).split(taken)[::-1])
-
-
-_send = runtime._send
-FAULTS: dict[str, Callable[[], Any]] = {
-    "combine_without_backward": lambda: mock.patch.object(
-        runtime._Combine, "backward", staticmethod(_nothing_goes_home)
-    ),
-    "ranks_in_wrong_order": lambda: mock.patch.object(runtime, "_send", _wrong_order),
-}
-
-
-def faulty(fault: str, family: str, case: str, cluster: str) -> Comparison:
-    """A comparison with a fault in the runtime."""
-    with FAULTS[fault]():
-        return compare(family, case, cluster, False).comparison
 
 
 # ---------------------------------------------------------------- the runtime alone

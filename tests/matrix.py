@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import experts
@@ -50,6 +50,7 @@ MODELS: Mapping[str, Callable[[], Job]] = {
     "gpt2": lambda: gpt2(layers=4),  # its embedding is tied to its head
     "gpt2_8": lambda: gpt2(layers=8),
     "llama": lambda: llama(layers=4),  # 4 heads over 2 of keys
+    "llama_one": lambda: _one_sample(llama(layers=4)),
     **MOE,
     **{name: FAMILIES[name].tiny for name in ("bert", "t5", "vit", "resnet", "transformer")},
 }
@@ -86,6 +87,8 @@ MATRIX: tuple[tuple[str, str], ...] = (
     ("llama", "pp2 tp2 interleaved sequence m2 regions"),
     ("llama", "pp2 cp2 interleaved all_to_all m2 layers"),
     ("llama", "pp2 cp2 gpipe ring m2"),
+    ("llama_one", "cp2 tp2 ring sequence layers"),
+    ("llama_one", "cp4 ring zero3"),
     ("mixtral", "ep4 m2"),
     ("mixtral", "ep2 tp2 sequence layers"),
     ("mixtral", "ep2 dp2 zero2 groups m2"),
@@ -153,6 +156,10 @@ def _mixtral_4() -> Job:
     job = families._tiny(families._mixtral(32, 4, 4, 2, 48, 4, 64, 16))()
     job.model.to(torch.float32)
     return job
+
+
+def _one_sample(job: Job) -> Job:
+    return replace(job, batch={name: x[1:2] for name, x in job.batch.items()})
 
 
 def sizes_of(words: str) -> dict[str, int]:

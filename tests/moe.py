@@ -7,7 +7,7 @@ from typing import Any
 import equality
 import families
 import torch
-from equality import Comparison, Edit, edited, run
+from equality import Comparison, run
 from families import FAMILIES
 from models import Job, float32_raised
 from torch.nn import functional as F
@@ -48,18 +48,18 @@ def grouped(family: str) -> Job:
     return job
 
 
-def compare_family(family: str, case: str, cluster: str, *edits: Edit) -> Comparison:
+def compare_family(family: str, case: str, cluster: str) -> Comparison:
     """One family with batched matmuls in float64, on every rank."""
     with all_raised():
         job = FAMILIES[family].tiny()
         program = equality.compiled(job, case, cluster)
-        return run(job, edited(program, edits))
+        return run(job, program)
 
 
-def compare_grouped(family: str, case: str, cluster: str, *edits: Edit) -> Comparison:
+def compare_grouped(family: str, case: str, cluster: str) -> Comparison:
     """One family with grouped matmuls in float32, on every rank."""
     job = grouped(family)
-    return run(job, edited(equality.compiled(job, case, cluster), edits))
+    return run(job, equality.compiled(job, case, cluster))
 
 
 def with_router_loss() -> Job:

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from equality import OFF, STRATEGIES
 from models import Job
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import autopar
@@ -125,6 +128,79 @@ def traced(compiled: autopar.Compiled, rank: int, world: int, batch: Any) -> Loc
         parallel.close()
     saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     return Local(counter.get_total_flops() + kernels.flops, saved)
+
+
+class Attention(FusedAttention):
+    """The same with a backward, of which the shapes are right."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Zeros."""
+        query, key, value, *_ = ctx.saved_tensors
+        return *map(torch.zeros_like, (query, key, value)), None
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+    out: Tensor = Attention.apply(query, key, value, given.get("attn_mask"))  # type: ignore[no-untyped-call]
+    return out
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of saved tensors beside the weights, each storage once: after the forward, and at most
+    while something runs again in the backward."""
+
+    kept_bytes: int
+    again_bytes: int
+
+
+def peak(compiled: autopar.Compiled, rank: int, world: int, batch: Any) -> Peak:
+    """Of one microbatch on a rank of the emitted module."""
+    live: dict[StorageWeakRef, int] = {}
+    moments = [0]
+
+    def now() -> int:
+        for gone in [one for one in live if one.expired()]:
+            del live[gone]
+        return sum(live.values())
+
+    def note(tensor: Tensor) -> Tensor:
+        if _storage(tensor) not in weights:
+            storage = tensor.untyped_storage()
+            live[StorageWeakRef(storage)] = storage.nbytes()
+        return tensor
+
+    class Again(checkpoint._recomputation_hook):
+        """Tensors that are saved a second time are noted, too."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            plain = self.pack_hook
+
+            def pack(tensor: Tensor) -> Any:
+                note(tensor)
+                moments.append(now())
+                return plain(tensor)
+
+            self.pack_hook = pack
+
+    with alone(rank, world):
+        parallel = TrainingModule(run_program(compiled.source), code=compiled.model)
+        model = compiled.model
+        parallel.load_weights(dict([*model.named_parameters(), *model.named_buffers()]))
+        pieces = parallel._microbatches(parallel.shard_batch(batch))
+        piece = [tensor.clone() for tensor in pieces[0]]
+        weights = {_storage(t) for t in tensors_of(parallel)}
+        with (
+            torch.autograd.graph.saved_tensors_hooks(note, lambda t: t),
+            mock.patch.object(F, "scaled_dot_product_attention", _attention),
+            mock.patch.object(checkpoint, "_recomputation_hook", Again),
+        ):
+            loss = parallel.model(*piece, parallel._counts(pieces))
+            kept_bytes = now()
+            loss.backward()
+        parallel.close()
+    return Peak(kept_bytes, max(moments))
 
 
 def tensors_of(parallel: TrainingModule) -> Iterator[Tensor]:

@@ -1,9 +1,10 @@
-"""Random plans: a dim drawn for every region and axis. Each is equal to the plain model or refused
-with a reason; none is wrong."""
+"""Random plans: a dim drawn for every region and axis; and whole plans of random models, with all
+strategies. Each is equal to the plain model or refused with a reason; none is wrong."""
 
 import functools
 
 import pytest
+import random_plans
 import torch
 from equality import Comparison, run
 from families import FAMILIES
@@ -101,3 +102,43 @@ def test_more_random_plans(pool4: Pool, family: str, mesh: str) -> None:
     first = EVERY_RUN if (family, mesh) in QUICK else 0
     refused = check(pool4, family, mesh, range(first, DRAWS))
     assert len(refused) < DRAWS - EVERY_RUN, refused
+
+
+# ---------------------------------------------------------------- whole plans
+
+PLANS = 200
+"""Draws of models, shapes, processes and plans, in lots."""
+LOT = 10
+FIRST = (1, 4, 7, 10, 13)
+"""Draws for four processes in every run."""
+
+
+def run_plan(pool: Pool, seed: int) -> str:
+    """Checks one draw; why it was refused, or ""."""
+    found = pool.run(random_plans.compare, seed, timeout_s=300)
+    if isinstance(found[0], str):
+        assert all(one == found[0] for one in found) and len(found[0]) > 20
+        return found[0]
+    case = random_plans.drawn(seed)
+    assert max(one.worst for one in found) <= TOLERANCE, (str(case), found)
+    for counted, planned in random_plans.fullest(found):
+        assert counted == planned, str(case)
+    return ""
+
+
+@pytest.mark.parametrize("seed", FIRST)
+def test_whole_plans(pool4: Pool, seed: int) -> None:
+    """A selection in every run."""
+    run_plan(pool4, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lot", range(PLANS // LOT))
+@pytest.mark.parametrize("world", random_plans.WORLDS)
+def test_more_whole_plans(pool2: Pool, pool4: Pool, pool8: Pool, world: int, lot: int) -> None:
+    """All of them, and at least a third of each lot runs."""
+    pool = {2: pool2, 4: pool4, 8: pool8}[world]
+    seeds = range(lot * LOT, (lot + 1) * LOT)
+    mine = [seed for seed in seeds if random_plans.drawn(seed).world == world]
+    refused = [seed for seed in mine if run_plan(pool, seed)]
+    assert len(refused) <= 2 * len(mine) / 3 + 1, refused

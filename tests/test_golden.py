@@ -20,6 +20,7 @@ from models import MODELS, gpt2
 from pool import Pool
 
 import autopar
+from autopar.emit.legend import INSIDE
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -93,6 +94,14 @@ def test_golden_module_is_right(pool4: Pool, pool2: Pool, name: str) -> None:
         if "_ep" in name:  # how many tokens travel to experts depends on the router
             counted, planned, _, _ = split_bytes(comparison)
         assert counted == planned
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_legend_says_what_calls_communicate(name: str) -> None:
+    """Of those whose names don't say it, where they are used."""
+    _, legend, code = module_file(name).read_text(encoding="utf-8").split('"""', 2)
+    for call in INSIDE:
+        assert (f" {call}(" in code) == (call in legend), call
 
 
 @pytest.mark.parametrize("case", ["dp4", "tp4", "zero3"])

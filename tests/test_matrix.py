@@ -86,7 +86,9 @@ def test_what_cannot_meet_is_refused(two: frozenset[str]) -> None:
         matrix.compiled(job, words)
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("vit", "resnet")])
+@pytest.mark.parametrize(
+    "model", [name for name in MODELS if name not in ("vit", "resnet", "llama_one")]
+)
 def test_labels_are_ignored_unevenly(model: str) -> None:
     """Over samples (data, experts, microbatches) and over the halves of a sequence (context): a
     count of a rank's own labels would be wrong."""

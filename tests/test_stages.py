@@ -15,7 +15,6 @@ from pool import Pool
 
 import autopar
 from autopar.runtime import run_program, training
-from autopar.runtime.leaves import Place
 
 TOLERANCE = 1e-9
 MODELS: dict[str, Callable[[], Job]] = {
@@ -74,90 +73,11 @@ def test_equality(pool4: Pool, model: str, case: str) -> None:
         assert comparison.counted == comparison.planned
 
 
-# ---------------------------------------------------------------- faults
-
-
 def run_edited(model: str, case: str, edits: tuple[Edit, ...]) -> Comparison:
     """A task for the pool: a case with its source edited."""
     with float32_raised():
         job = MODELS[model]()
         return run(job, edited(compiled(job, case), edits))
-
-
-IMPORT = r"\nimport torch\n"
-WITHOUT = "\nimport torch\nfrom test_stages import {0}\n{0}()\n"
-Fault = tuple[str, str, tuple[Edit, ...], str, str]
-"""Model, case, edits of the source, and what must turn red and stay green (as in test_faults)."""
-FAULTS: dict[str, Fault] = {
-    "tied weights: each stage keeps its own gradient": (
-        *("gpt2_uneven", "pp2_tp2"),
-        (Edit(IMPORT, WITHOUT.format("leave_shared_gradients")),),
-        *(r"transformer\.wte\.weight|norm|weights", r"loss|.*h\.\d.*"),
-    ),
-    "tied weights: counted on both stages": (
-        *("gpt2_uneven", "pp2_tp2"),
-        (Edit(IMPORT, WITHOUT.format("count_everywhere")),),
-        *(r"norm|weights", r"loss|transformer.*"),
-    ),
-    "a layer run twice": (
-        *("llama_uneven", "pp2_tp2"),
-        (Edit(r"for i in range\(0, 2\):", "for i in (0, 0, 1):"),),
-        *(r"loss|norm|weights", ""),
-    ),
-    "the loss of one stage alone": (
-        *("mlp", "pp4_1f1b"),
-        (Edit(r'LOSS_SUMS = \("pp",\)', "LOSS_SUMS = ()"),),
-        *(r"loss", r"norm|layers.*"),
-    ),
-    "backwards that start from a mean over microbatches": (
-        *("mlp", "pp4_1f1b"),
-        (Edit(r"div = loss_sum / counts\[0\]", "div = loss_sum / counts[0] / 4"),),
-        *(r"loss|norm|layers.*", ""),
-    ),
-}
-
-
-def leave_shared_gradients() -> None:
-    """Replaces the sum over stages by nothing, in this process, until the program is closed."""
-    _replace_until_close(training, "sum_shared", lambda leaves, mesh: None)
-
-
-def count_everywhere() -> None:
-    """Every copy of a tensor counts in the norm."""
-    _replace_until_close(Place, "first", True)
-
-
-def _replace_until_close(where: Any, name: str, new: Any) -> None:
-    old, close = vars(where).get(name), training.TrainingModule.close
-    setattr(where, name, new if where is not Place else property(lambda self: True, _ignore))
-
-    def closing(self: training.TrainingModule) -> None:
-        if old is None:
-            delattr(where, name)
-        else:
-            setattr(where, name, old)
-        training.TrainingModule.close = close  # type: ignore[method-assign]
-        close(self)
-
-    training.TrainingModule.close = closing  # type: ignore[method-assign]
-
-
-def _ignore(self: Any, value: Any) -> None:
-    """Sets nothing."""
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_seen(pool4: Pool, fault: str) -> None:
-    model, case, edits, red, green = FAULTS[fault]
-    found = pool4.run(run_edited, model, case, edits)
-    assert all(isinstance(one, Comparison) for one in found)
-    errors = {part: max(one.errors[part] for one in found) for part in found[0].errors}
-    assert max(errors.values()) > 1e-6
-    for part, error in errors.items():
-        if re.fullmatch(red, part):
-            assert error > 1e-6, (part, errors)
-        elif re.fullmatch(green, part):
-            assert error <= TOLERANCE, (part, errors)
 
 
 def test_another_schedule_gives_the_same(pool4: Pool) -> None:
@@ -260,6 +180,14 @@ def test_refusals(pin: dict[str, Any], message: str) -> None:
     job = MODELS["gpt2_uneven"]()
     with pytest.raises(autopar.AutoparError, match=message):
         autopar.compile(job.model, "cpu:4", job.batch, pin={"microbatches": 4, **pin})
+
+
+def test_why_no_cut_is_left() -> None:
+    """What is found after a setting was opened is told as well."""
+    job = MODELS["t5"]()
+    pin = {"pp": 2, "microbatches": 4, "schedule": "interleaved"}
+    with pytest.raises(autopar.AutoparError, match=r"shared.weight is used in parts 0, 2, 3"):
+        autopar.compile(job.model, "cpu:2", job.batch, pin=pin)
 
 
 def test_a_model_without_layers() -> None:

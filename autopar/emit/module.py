@@ -11,6 +11,7 @@ from autopar.emit.body import Body
 from autopar.emit.declarations import unused_lines, weight_lines
 from autopar.emit.forms import form_functions, form_imports
 from autopar.emit.gradient_sync import own_syncs, state_lines, sync_imports, sync_method
+from autopar.emit.legend import inside
 from autopar.emit.names import Lengths, Names, reserved_names
 from autopar.emit.opaque import opaque_node, places_lines
 from autopar.emit.parts import Part, parts_of, schedule_facts, schedule_imports
@@ -76,10 +77,9 @@ def emit_module(program: Program, summary: Iterable[str] = ()) -> str:
         or f"({name}):" in code
         or re.search(rf"^ *{name}, |\({name}, ", code, re.MULTILINE)
     ]
+    title = f"{program.model.capture.model_class}, written by autopar."
     head = [
-        '"""'
-        + "\n".join([f"{program.model.capture.model_class}, written by autopar.", *summary])
-        + '\n"""',
+        '"""' + "\n".join([title, *summary, *inside(used)]) + '\n"""',
         "",
         "import torch",
         "import torch.nn.functional as F",

@@ -15,6 +15,15 @@ def layer_calls(skeleton: Block) -> list[torch.fx.Node]:
     return [op.node for op in skeleton.ops.values() if op.kind == "layer"]
 
 
+def ops_after_layers(skeleton: Block) -> frozenset[str]:
+    """What follows the last layer; none without layers."""
+    kinds = [op.kind for op in skeleton.ops.values()]
+    if "layer" not in kinds:
+        return frozenset()
+    last = len(kinds) - 1 - kinds[::-1].index("layer")
+    return frozenset(list(skeleton.ops)[last + 1 :])
+
+
 def shared_inputs(blocks: Sequence[Block], block_of: Mapping[str, int]) -> list[frozenset[str]]:
     """Of each block the inputs without a gradient that are the same tensor in several calls of
     layers (masks, rotary tables)."""

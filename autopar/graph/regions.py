@@ -6,7 +6,7 @@ remains is the block's "stream": norms, residual adds, and the block's boundary.
 gradient are input ops: they run unsplit but for the batch, and are sliced where they are used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import networkx as nx
@@ -97,7 +97,7 @@ class BlockRegions:
                 every = self.tensor_leaves(n)
                 for f in every:
                     if every.count(f) > 1:
-                        out.setdefault(f, f"{n.name} has it twice")
+                        out.setdefault(f, f"{n.name} has it twice, as queries by keys")
         return out
 
     def routes(self) -> dict[str, Route]:
@@ -382,7 +382,7 @@ def _internal_regions(regions: BlockRegions, ops: list[torch.fx.Node]) -> list[I
     for component in nx.connected_components(overlap):
         inner = [f for f in born if f in component]
         nodes = sorted({n for f in inner for n in carriers[f]}, key=lambda n: order[n])
-        if any(f.hint == "batch" for n in nodes for f in regions.carried(n, weights=False)):
+        if _of_samples(regions, nodes):
             found.append(Internal(inner, nodes, _role(inner, nodes)))
     found.sort(key=lambda r: order[r.ops[0]])
     counts: dict[str, int] = {}
@@ -391,6 +391,20 @@ def _internal_regions(regions: BlockRegions, ops: list[torch.fx.Node]) -> list[I
         counts[stem] = counts.get(stem, 0) + 1
         internal.name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
     return found
+
+
+def _of_samples(regions: BlockRegions, nodes: list[torch.fx.Node]) -> bool:
+    """Whether ops work on the batch, and not on weights alone. A batch of one sample has no dim:
+    then what is computed from it counts."""
+
+    def has_batch(ops: Iterable[torch.fx.Node]) -> bool:
+        return any(f.hint == "batch" for n in ops for f in regions.carried(n, weights=False))
+
+    if has_batch(nodes):
+        return True
+    return not has_batch(regions.known.ops) and any(
+        n.name in regions.flags.from_batch for n in nodes
+    )
 
 
 def _of_experts(regions: BlockRegions, internal: Internal) -> bool:

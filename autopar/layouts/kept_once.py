@@ -1,6 +1,7 @@
 """What a whole program keeps for the backward: each tensor once, whichever regions and layers keep
 it. (A region alone can't know: `saved.saved_residents`.)"""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,17 +21,21 @@ Origin = tuple[str, str, Layout]
 """The layer ("" for the skeleton) and the value in it that own a storage, and its layout."""
 
 
-def kept_once(program: Program, kept: Iterable[tuple[str, Kept]]) -> Iterator[tuple[str, Resident]]:
-    """Of what regions of layers (by path) keep the bytes, a tensor's with the first that does."""
+def kept_once(
+    program: Program, kept: Iterable[tuple[str, Kept]], late: Iterable[Kept]
+) -> Iterator[tuple[str, Resident]]:
+    """Of what regions of layers (by path) keep the bytes, a tensor's with the first that does.
+    `late`: what the skeleton keeps after the last layer."""
     origins = _Origins(program)
     seen: set[Origin] = set()
-    for path, one in kept:
+    every = itertools.chain(((p, one, False) for p, one in kept), (("", one, True) for one in late))
+    for path, one, is_late in every:
         total = one.inside_bytes
         for name, layout in (*one.storages, *one.shared):
             origin = origins.of(path, name, layout)
             total += 0 if origin in seen else origins.bytes(origin)
             seen.add(origin)
-        yield path, Resident("saved", total)
+        yield path, Resident("saved", total, "end" if is_late else "any")
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ class Held:
 
     kept: Kept
     transient_bytes: tuple[int, ...] = ()
+    again_bytes: int = 0
 
 
 def held(
@@ -75,7 +76,12 @@ def held(
         taken = layer_inputs(block, typing, setting)
     fresh = {k: v for k, v in kept.storages.items() if k not in taken.storages}
     taken = replace(taken, shared=kept.shared)
-    return Held(taken, (*forms, replace(kept, storages=fresh).bytes * len(group)))
+    size = replace(kept, storages=fresh).bytes * len(group)
+    if again.scope == "layers" and typing.candidate.region == STREAM and path != group[0]:
+        # The first layer's input is kept anyway.
+        given = layer_inputs(block, typing, setting).storages
+        size -= sum(bytes_ for key, bytes_ in fresh.items() if key in given)
+    return Held(taken, forms, size)
 
 
 def saved_residents(
@@ -87,6 +93,8 @@ def saved_residents(
     yield Resident("saved", found.kept.bytes)
     for size in found.transient_bytes:
         yield Resident("transient", size)
+    if found.again_bytes:
+        yield Resident("transient", found.again_bytes, "again")
 
 
 def saved(block: Block, typing: RegionTyping, setting: Setting) -> Kept:

@@ -99,7 +99,7 @@ def loss_transients(
                 setting.local_numel(value.dims, layout.restrict(value.names)) * value.item_bytes
             )
             source = _before_cast(block, source)
-        yield Resident("transient", total)
+        yield Resident("transient", total, when="end")
 
 
 def _before_cast(block: Block, node: torch.fx.Node) -> torch.fx.Node | None:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.graph.chains import layer_calls, ops_after_layers
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.again import again_effects, reach, steps_again
 from autopar.layouts.convert import Step
@@ -73,7 +74,7 @@ def stage_of(program: Program, stage: int) -> Stage:
     for chunk in range(table.chunks):
         chunks[skeleton_name(chunk)] = chunk
         chunks.update(dict.fromkeys(program.cut.layers[chunk * table.stages + stage], chunk))
-    return Stage(table.in_flight(stage), chunks)
+    return Stage(table.in_flight(stage), chunks, not table.splits_backward)
 
 
 def stage_effects(
@@ -126,32 +127,42 @@ def _instances(
     it. Of layers that run alike they are worked out once."""
     known: dict[tuple[object, ...], tuple[tuple[Effect, ...], tuple[Kept, ...]]] = {}
     kept: list[tuple[str, Kept]] = []
+    late: list[Kept] = []
     for path, here in places.items():
         flow, chosen, group = program.flows[path], program.choices[path], program.group(path)
         place = len(group), path == group[0], path == group[-1]
         key = (id(flow), tuple(chosen.items()), *place)
         if key not in known:
             regions = _held(program, path, here)
-            effects = instance_effects(program, path, regions, state_ratio, here)
+            after = _held(program, path, here, late=True) if path == "" else {}
+            helds = (*regions.items(), *after.items())
+            effects = instance_effects(program, path, helds, state_ratio, here)
             known[key] = tuple(effects), tuple(one.kept for one in regions.values())
+            late += [one.kept for one in after.values()]
         for effect in known[key][0]:
             yield path, effect
         kept += [(path, one) for one in known[key][1]]
-    yield from kept_once(program, kept)
+    calls = {str(call.args[1]): i for i, call in enumerate(layer_calls(program.model.skeleton))}
+    kept.sort(key=lambda one: calls.get(one[0], -1))
+    yield from kept_once(program, kept, late)
 
 
-def _held(program: Program, path: str, here: Here | None) -> Mapping[str, Held]:
-    """What each region holds."""
+def _held(program: Program, path: str, here: Here | None, late: bool = False) -> Mapping[str, Held]:
+    """What each region holds of the ops before the last layer call, or (`late`) of those after."""
     flow, group = program.flows[path], program.group(path)
+    after = frozenset() if path else ops_after_layers(flow.block)
     return {
         region: held(
             flow.block,
-            RegionTyping(candidate, ops_of(flow, region, here)),
+            RegionTyping(
+                candidate,
+                {n: op for n, op in ops_of(flow, region, here).items() if (n in after) == late},
+            ),
             program.setting,
             group,
             path,
         )
-        for region, candidate in flow.choices.items()
+        for region, candidate in program.choices[path].items()
     }
 
 
@@ -189,12 +200,12 @@ def _scalars(program: Program) -> Iterator[tuple[str, Effect]]:
 def instance_effects(
     program: Program,
     path: str,
-    regions: Mapping[str, Held],
+    helds: Sequence[tuple[str, Held]],
     state_ratio: StateRatio,
     here: Here | None = None,
 ) -> Iterator[Effect]:
     """Every effect of the layer `path`, or of the skeleton ("") (of what one part has of it), but
-    for what `regions` keep."""
+    for what its regions keep (`helds`)."""
     flow, choices, setting = program.flows[path], program.choices[path], program.setting
     block, group = flow.block, program.group(path)
     yield from input_effects(block, setting, here)
@@ -203,7 +214,6 @@ def instance_effects(
         yield from step_effects(steps, name)
         if runs_again(flow, choices, name, need, path == group[-1]):
             yield from steps_again(steps, name)
-    moments: list[int] = []
     for region in flow.choices:
         ops = ops_of(flow, region, here)
         for name, op in ops.items():
@@ -211,13 +221,7 @@ def instance_effects(
             yield from closing_collectives(block, block.ops[name], op, setting)
         yield from again_effects(block, choices[region], ops, setting, path == group[-1])
         yield from loss_transients(block, ops, setting)
-        held_bytes = regions[region].transient_bytes
-        if runs_alone(choices[region]):
-            moments += held_bytes
-        else:
-            yield from (Resident("transient", size) for size in held_bytes)
-    if moments:  # one region runs again at a time
-        yield Resident("transient", max(moments))
+    yield from _for_a_while(path, helds, choices)
     for owner in block.regions:
         chosen = choices[owner.name]
         for param in owner.params:
@@ -227,6 +231,22 @@ def instance_effects(
             yield from one_param(
                 block, plan, param.name, layout, setting, state_ratio, path != "", here
             )
+
+
+def _for_a_while(
+    path: str, helds: Sequence[tuple[str, Held]], choices: Choices
+) -> Iterator[Effect]:
+    """What is there while ops exchange what they take, and while something runs again."""
+    moments: list[int] = []
+    for region, one in helds:
+        if runs_alone(choices[region]):
+            moments += (*one.transient_bytes, one.again_bytes)
+            continue
+        yield from (Resident("transient", size) for size in one.transient_bytes)
+        if one.again_bytes:
+            yield Resident("transient", one.again_bytes, "again")
+    if moments:  # one region runs again at a time
+        yield Resident("transient", max(moments), "again" if path else "end")
 
 
 def _conversions(flow: Flow, here: Here | None) -> Iterator[tuple[str, Layout, tuple[Step, ...]]]:

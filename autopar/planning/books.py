@@ -26,10 +26,12 @@ Key = tuple[str, tuple[str, ...], str, str]
 @dataclass(frozen=True)
 class Stage:
     """`in_flight`: how many microbatches each chunk may hold at the same time. `chunks`: the chunk
-    of every layer, and of what the skeleton has in each (`skeleton_name`)."""
+    of every layer, and of what the skeleton has in each (`skeleton_name`). `frees`: whether a
+    backward frees at once what it has used (not where it comes in two halves)."""
 
     in_flight: tuple[tuple[int, ...], ...]
     chunks: Mapping[str, int]
+    frees: bool = True
 
 
 def skeleton_name(chunk: int) -> str:
@@ -185,33 +187,54 @@ def _close(
 
 def memory_of(held: Iterable[tuple[str, Resident]], stage: Stage, prices: Prices) -> dict[str, int]:
     """Bytes by kind: those that effects declare, and what their prices add to them."""
-    resident = [(path, effect, math.ceil(prices.cost(effect))) for path, effect in held]
-    priced = _held(((path, effect.what, size) for path, effect, size in resident), stage)
-    declared = _held(((path, effect.what, effect.bytes) for path, effect, _ in resident), stage)
-    memory = Counter(declared)
-    memory["fragmentation"] = sum(priced.values()) - sum(declared.values())
+    declared = list(held)
+    priced = [(path, replace(one, bytes=math.ceil(prices.cost(one)))) for path, one in declared]
+    memory, total = Counter(_held(declared, stage)), sum(_held(priced, stage).values())
+    memory["fragmentation"] = total - memory.total()
     memory["overhead"] = prices.overhead_bytes()
     return {kind: memory[kind] for kind in ORDER if memory.get(kind)}
 
 
-def _held(resident: Iterable[tuple[str, str, int]], stage: Stage) -> Mapping[str, int]:
+def _held(residents: Iterable[tuple[str, Resident]], stage: Stage) -> Mapping[str, int]:
     memory: Counter[str] = Counter()
     transients: Counter[str] = Counter()
-    saved: Counter[int] = Counter()
-    for path, what, size in resident:
-        if what == "saved":
-            saved[stage.chunks[path]] += size
-        elif what == "transient":
-            transients[path] += size
+    again: Counter[str] = Counter()
+    saved: dict[int, Counter[str]] = defaultdict(Counter)
+    ends: Counter[tuple[str, int]] = Counter()
+    for path, one in residents:
+        if one.when == "end":
+            ends[one.what, stage.chunks[path]] += one.bytes
+        elif one.what == "saved":
+            saved[stage.chunks[path]][path] += one.bytes
+        elif one.what == "transient":
+            (again if one.when == "again" else transients)[path] += one.bytes
         else:
-            memory[what] += size
-    # What the skeleton needs for a moment stays for the whole step.
+            memory[one.what] += one.bytes
+    # What the skeleton needs for a moment stays for the whole step, but for what ends it.
     skeleton = sum(transients.pop(skeleton_name(c), 0) for c in set(stage.chunks.values()))
-    memory["transient"] = skeleton + max(transients.values(), default=0)
+    closing = sum(size for (what, _), size in ends.items() if what == "transient")
+    moments = [closing + max(transients.values(), default=0)]
+    for path, size in again.items():
+        chunk = stage.chunks[path]
+        gone = _after(path, saved[chunk]) + ends["saved", chunk] if stage.frees else 0
+        moments.append(transients[path] + size - gone)
+    memory["transient"] = skeleton + max(moments)
     memory["saved"] = max(
-        sum(held * saved[chunk] for chunk, held in enumerate(counts)) for counts in stage.in_flight
+        sum(
+            held * (saved[chunk].total() + ends["saved", chunk])
+            for chunk, held in enumerate(counts)
+        )
+        for counts in stage.in_flight
     )
     return memory
+
+
+def _after(path: str, saved: Mapping[str, int]) -> int:
+    """What the layers after one keep, in the order of their calls: a backward that has come to it
+    has freed that of its own microbatch."""
+    paths = list(saved)
+    later = paths[paths.index(path) + 1 :] if path in saved else []
+    return sum(saved[one] for one in later)
 
 
 def one_call(total: Collective, calls: int) -> Collective:

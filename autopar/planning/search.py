@@ -70,7 +70,7 @@ def search(
     space = _opened(model, cluster, strategies, cost_models, pins, options, watch)
     if not space.opened:
         raise _nothing_legal(cluster, pins, space.dropped)
-    return _choose(space, options, watch, lambda: _nothing_legal(cluster, pins, space.dropped))
+    return _choose(space, options, watch, lambda dropped: _nothing_legal(cluster, pins, dropped))
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,11 @@ def _opened(
     return space
 
 
-def _choose(
-    space: _Space, options: SearchOptions, watch: Watch, nothing: Callable[[], AutoparError]
-) -> Found:
+Nothing = Callable[[Sequence[Dropped]], AutoparError]
+"""The error where every setting was dropped."""
+
+
+def _choose(space: _Space, options: SearchOptions, watch: Watch, nothing: Nothing) -> Found:
     """Best first: the setting with the lowest bound is relaxed, or solved if it is already, until
     no bound is lower than the best step by more than the gap."""
     best: Tried | None = None
@@ -164,7 +166,7 @@ def _choose(
             heapq.heappush(queue, (done.bound_s, place, done.by(weights)))
             guess = weights
     if not tried:
-        raise nothing()
+        raise nothing(dropped)
     if best is None:
         raise _nothing_fits(tried, options)
     assert best.answer is not None
