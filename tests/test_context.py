@@ -40,7 +40,6 @@ SLOW = [
     *((f"{name}_padded", "cp2_dp2_ring") for name in ("gpt2", "llama", "bert")),
     *(("bert", case) for case in ("cp4_ring", "cp2_tp2_sequence_all_to_all", "cp2_pp2_1f1b_ring")),
     ("qwen3_moe", "cp2_ep2_ring"),
-    ("deepseek_v3", "cp2_ep2_all_to_all"),
     ("mixtral", "cp2_ep2_all_to_all"),
 ]
 

@@ -52,7 +52,7 @@ def check(found: list[Any], words: str) -> None:
 )
 def test_equal_on_four(pool4: Pool, model: str, words: str) -> None:
     """Loss, every gradient, the norm, weights after three clipped steps; bytes."""
-    check(pool4.run(matrix.compare, model, words), words)
+    check(pool4.run(matrix.compare, model, words, timeout_s=300), words)
 
 
 @pytest.mark.slow

@@ -109,3 +109,12 @@ def test_groups_of_layers_under_zero_3_are_refused() -> None:
     refusal = "FSDP2 .zero 3. gathers only the last"
     with pytest.raises(autopar.AutoparError, match=refusal):
         autopar.compile(job.model, "cpu:4", job.batch, pin={**pin, "tp": 1, "microbatches": 1})
+
+
+def test_half_a_group_is_refused() -> None:
+    """A layer can't run again together with one that keeps its tensors."""
+    together = {"recompute": {"scope": "full", "together": 2}}
+    pin = {"dp": 4, "tp": 1, "microbatches": 1, "recompute": False, "layers": {"*.0.*": together}}
+    job = MODELS["gpt2"]()
+    with pytest.raises(autopar.AutoparError, match="with its whole layer and 1 next to it, which"):
+        autopar.compile(job.model, "cpu:4", job.batch, pin=pin)

@@ -47,9 +47,11 @@ def whole_layers(
 def _why(key: SlotKey, candidate: Candidate, candidates: Regions) -> str:
     again = of_layer(candidate)
     others = sorted({r for p, r in candidates if p == key[0] and r != key[1]})
+    layers = 1 if again is None else again.layers
+    whole = "its whole layer" if layers == 1 else f"its whole layer and {layers - 1} next to it"
     return (
-        f"{key[1]} of {key[0]} would run again in the backward with its whole layer ({again}), "
-        f"which other regions of these layers may not ({', '.join(others)}): let all say the same"
+        f"{key[1]} of {key[0]} would run again in the backward with {whole}, which other regions "
+        f"of these layers may not ({', '.join(others)}): let all say the same"
     )
 
 
