@@ -61,6 +61,12 @@ class OpForm:
         """Whether a region may split a dim that the op needs whole."""
         return dim in self.frees or any(dim == moved for moved, _, _ in self.moves)
 
+    def leaves_whole(self, dim: str, region: tuple[tuple[str, Split], ...]) -> bool:
+        """Whether the op has a dim whole, or split over axes that its function takes, where the
+        region splits dims so."""
+        free = self.axes if dim in self.frees else ()
+        return set(dict(self.splits(region)).get(dim, ())) <= set(free)
+
     def splits(self, region: tuple[tuple[str, Split], ...]) -> tuple[tuple[str, Split], ...]:
         """How dims are split in this op, where the region splits them so."""
         out = dict(region)

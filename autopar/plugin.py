@@ -337,7 +337,8 @@ def split_over(
     **options: Option,
 ) -> Candidate | Refusal:
     """The candidate with a dim split over one more axis, placed in mesh order, or why it can't be:
-    the dim is blocked, or isn't divisible by all its axes together."""
+    the dim is blocked, isn't divisible by all its axes together, or an op in a form of its own
+    doesn't take it so."""
     blocked = candidate.blocks(dim)
     if blocked:
         return Refusal(f"region {region.name}: {dim.name} can't be split: {blocked}")
@@ -351,7 +352,14 @@ def split_over(
             f"region {region.name}: {dim.name} = {dim.size} isn't divisible by {pieces} ({axes})"
             f"{two}"
         )
-    return candidate.with_split(strategy, dim.name, split, **options)
+    made = candidate.with_split(strategy, dim.name, split, **options)
+    for form in made.forms:
+        if form.op in dim.blocking and not form.leaves_whole(dim.name, made.splits):
+            axes = " · ".join(part.axis for part in form.axes)
+            return Refusal(
+                f"region {region.name}: {form.op} takes {dim.name} split over {axes} alone"
+            )
+    return made
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import families
 import torch
 import torch.nn.functional as F
 from equality import OFF, Comparison, planned_as, run
@@ -78,6 +79,7 @@ MODELS: dict[str, Callable[[], Job]] = {
     "llama4": lambda: llama(kv_heads=4),
     "bert": lambda: FAMILIES["bert"].tiny(),
     "bert_padded": lambda: padded(FAMILIES["bert"].tiny()),
+    "phi3_one_key_head": families._tiny(families._phi3(16, 2, 2, 1, 32, 48, 24)),
     "gpt2_padded": lambda: padded(gpt2()),
     "llama_padded": lambda: padded(llama()),
 }

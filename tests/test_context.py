@@ -223,6 +223,16 @@ def test_refusals(job: Any, pins: dict[str, Any], message: str) -> None:
         autopar.compile(made.model, f"cpu:{size}", made.batch, loss=made.loss, pin=pins)
 
 
+def test_sequence_beside_a_form(pool4: Pool) -> None:
+    """Query heads that share one of keys, in a fused weight that tp can't split: of attention's two
+    axes the sequence is exchanged along cp, and whole along tp."""
+    for found in pool4.run(
+        context.compare, "phi3_one_key_head", "cp2_tp2_sequence_all_to_all", "cpu:4"
+    ):
+        assert found.worst <= TOLERANCE, found.errors
+        assert found.counted == found.planned
+
+
 # ---------------------------------------------------------------- the choice
 
 

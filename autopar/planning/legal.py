@@ -76,11 +76,10 @@ def _split_faults(candidate: Candidate, form: OpForm, region: Region) -> list[st
     """In the op of a form."""
     faults = []
     dims = {dim.name: dim for dim in region.dims}
-    for name, split in form.splits(candidate.splits):
-        free = form.axes if name in form.frees else ()
+    for name, _ in form.splits(candidate.splits):
         if name not in dims:
             faults.append(f"splits {name!r} in {form.op}, which the region doesn't have")
-        elif form.op in dims[name].blocking and not set(split) <= set(free):
+        elif form.op in dims[name].blocking and not form.leaves_whole(name, candidate.splits):
             faults.append(f"splits {name!r} in {form.op}, whose form needs it whole")
     return faults
 
