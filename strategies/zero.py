@@ -28,6 +28,8 @@ class Zero(Strategy):
     to the planner. `within`: hybrid, sharded over neighbouring groups of that many ranks and
     replicated across them; None shards over all of them.
 
+    Frozen parameters have values alone: stage 3 shards them as well.
+
     Weights of experts that lie on different ranks are sharded over the ranks that share them, and
     under stage 3 like those of stage 2.
 
@@ -61,12 +63,11 @@ class Zero(Strategy):
         if candidate.options(self.name) is not None:
             return
         split = _replicas(candidate, region, mesh)
-        # Scalars have no dim to shard.
-        names = [param.name for param in region.params if param.trainable and param.shape]
+        params = [param for param in region.params if param.shape]  # scalars have no dim to shard
         if not split:
             yield Refusal(f"region {region.name}: its batch isn't split, nothing is replicated")
             return
-        if not names:
+        if not params:
             yield Refusal(f"region {region.name} has no trainable parameters")
             return
         axes = _group(split, mesh, self.within, _balanced(candidate))
@@ -76,12 +77,17 @@ class Zero(Strategy):
         options = {} if self.within is None else {"within": self.within}
         for stage in STAGES if self.stage is None else (self.stage,):
             plan = ParamPlan(axes if stage > 2 else (), axes if stage > 1 else (), axes)
-            plans = dict.fromkeys(names, plan)
-            for param in region.params:
+            plans = {}
+            for param in params:
                 own = {part.axis for dim in param.experts for part in candidate.split(dim)}
-                if param.name in plans and own:
-                    plans[param.name] = _of_experts(plan, own)
-            yield candidate.with_params(self.name, plans, stage=stage, **options)
+                if param.trainable:
+                    plans[param.name] = _of_experts(plan, own) if own else plan
+                elif plan.param and not own:
+                    plans[param.name] = plan
+            if plans:
+                yield candidate.with_params(self.name, plans, stage=stage, **options)
+            else:
+                yield Refusal(f"region {region.name} has no trainable parameters")
 
 
 def _replicas(candidate: Candidate, region: Region, mesh: Mesh) -> Split:

@@ -172,11 +172,32 @@ def as_job(model: nn.Module) -> Job:
     return Job(model, {"ids": ids, "labels": labels}, token_loss)
 
 
+class Idle(nn.Module):
+    """One parameter is used by some samples, one by none: the plain model's optimizer leaves that
+    alone, weight decay included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.some, self.none = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [batch, sequence, hidden]."""
+        rows = []
+        for row in x:
+            if row.sum() > 0:
+                row = row + self.some(row)
+            if row.sum() > 1e6:
+                row = row * self.none(row).sum()
+            rows.append(row)
+        return torch.stack(rows)
+
+
 OPAQUE: dict[str, Callable[[], Job]] = {
     "ops": lambda: job(Solver(), Solver()),
     "layer": lambda: job(Solver(), Clipped(), Clipped()),
     "gate": lambda: as_job(Gated()),
     "judging": lambda: job(Judging(), Judging()),
+    "idle": lambda: job(Idle(), Idle()),
     "normed": lambda: job(Normed(), Normed()),
     "fourier": lambda: job(Fourier(), Fourier()),
     "distances": lambda: job(Distances(), Distances()),

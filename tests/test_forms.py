@@ -12,6 +12,11 @@ CASES = [
     *((form, "dp4") for form in BATCHES),
     *((form, case) for form in FROZEN for case in ("dp2_tp2_sequence", "zero3_tp2")),
     *((form, "zero3_tp2_sequence") for form in LANGUAGE),
+    ("adapters", "zero3_microbatches2"),
+    ("adapters", "hybrid3"),
+    ("adapters", "full_zero3"),
+    ("frozen_layers", "zero3"),
+    ("frozen_layers", "pp2_dp2_zero3_1f1b"),
 ]
 
 
@@ -46,3 +51,12 @@ def test_frozen_weights_have_neither_gradient_nor_state(form: str) -> None:
     memory = compiled(job, "dp4").plan.predicted.memory
     assert memory["gradient"] == trained < whole
     assert memory["optimizer"] == 2 * trained
+
+
+@pytest.mark.parametrize("form", FROZEN)
+def test_frozen_weights_are_sharded_by_zero_3(form: str) -> None:
+    """Each of four ranks has a quarter of all values."""
+    job = FROZEN[form]()
+    rows = [(-(-p.shape[0] // 4), p[0].numel()) for p in job.model.parameters()]
+    memory = compiled(job, "zero3").plan.predicted.memory
+    assert memory["parameter"] == 8 * sum(count * rest for count, rest in rows)

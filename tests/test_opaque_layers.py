@@ -40,6 +40,11 @@ def compare(name: str, case: str, edits: tuple[Edit, ...] = ()) -> Comparison:
         ("gate", "dp2_tp2"),
         ("judging", "dp4"),
         ("normed", "dp4"),
+        ("idle", "dp4"),
+        ("idle", "zero1_microbatches2"),
+        ("idle", "zero2"),
+        ("idle", "zero3"),
+        ("idle", "dp2_tp2"),
     ],
 )
 def test_equality(pool4: Pool, model: str, case: str) -> None:

@@ -9,6 +9,7 @@ import torch
 import transformers.integrations.moe  # noqa: F401 (its operator)
 from torch import Tensor, nn
 
+import autopar
 from autopar.capture import capture
 from autopar.graph.analyse import analyse
 
@@ -204,3 +205,27 @@ def test_what_is_refused_would_not(function: Function) -> None:
     x, w = example()
     assert why_whole(function, x, w)
     assert (halves(function, x, w) - function(x, w)).abs().max() > 1e-3
+
+
+class SortedLayers(nn.Module):
+    """Layers that get tokens in an order of their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()) for _ in range(2)]
+        self.layers = nn.ModuleList(pairs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] → 0-d."""
+        x = x[x.sum(-1).argsort()]
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().sum()
+
+
+def test_a_sorted_dim_that_enters_a_layer_is_an_error_with_the_line() -> None:
+    """Only the run knows its order, and a layer is read apart."""
+    captured = capture(SortedLayers(), {"x": torch.randn(TOKENS, HIDDEN)})
+    where = r"the call of layers\.0 with index \(test_rules_tokens\.py:\d+\): only the run knows"
+    with pytest.raises(autopar.AutoparError, match=where):
+        analyse(captured)

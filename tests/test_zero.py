@@ -17,6 +17,7 @@ from autopar.plugin import (
     Compute,
     GradientSync,
     ParamPlan,
+    Refusal,
     Resident,
     Split,
 )
@@ -206,10 +207,8 @@ def test_refusals() -> None:
     assert refusal(Zero(), STREAM, mesh(dp=2)) == (
         "region stream: its batch isn't split, nothing is replicated"
     )
-    for params in ((), (param("base", 8, trainable=False),)):
-        assert refusal(Zero(), region("ffn", params=params), mesh(dp=2), SPLIT) == (
-            "region ffn has no trainable parameters"
-        )
+    nothing = region("ffn", params=())
+    assert refusal(Zero(), nothing, mesh(dp=2), SPLIT) == "region ffn has no trainable parameters"
 
 
 @pytest.mark.parametrize("stage", [0, 4, "3", True])
@@ -239,14 +238,29 @@ def test_plans_that_are_no_stage(plan: ParamPlan, fault: str) -> None:
     assert fault in found and "mlp.c_fc.weight" in found
 
 
-def test_frozen_parameters_and_scalars_cannot_be_sharded() -> None:
+def test_frozen_parameters_have_values_alone_and_scalars_cannot_be_sharded() -> None:
     params = (param("base", 8, trainable=False), param("scale"))
-    candidate = SPLIT.with_params("mine", {"base": PLANS[1], "scale": PLANS[1]})
+    candidate = SPLIT.with_params("mine", {"base": PLANS[2], "scale": PLANS[1]})
     where = region("ffn", params=params)
     assert candidate_faults(candidate, where, Setting(mesh(dp=2), DP, 1)) == [
-        "shards base, which is frozen",
+        "shards the gradient or state of base, which is frozen",
         "shards scale, which has no dim",
     ]
+    full = SPLIT.with_params("mine", {"base": PLANS[3]})
+    assert candidate_faults(full, where, Setting(mesh(dp=2), DP, 1)) == []
+
+
+def test_frozen_parameters_are_sharded_by_stage_3() -> None:
+    """The trained ones by every stage; where there are none, other stages have nothing to do."""
+    params = (param("base", 8, trainable=False), param("adapter", 8))
+    some = refined(Zero(), region("ffn", params=params), mesh(dp=2), SPLIT)
+    plans = [dict(c.params) for c in some if isinstance(c, Candidate)]
+    assert [sorted(found) for found in plans] == [["adapter"], ["adapter"], ["adapter", "base"]]
+    assert plans[2]["base"] == PLANS[3]
+    frozen = refined(Zero(), region("ffn", params=params[:1]), mesh(dp=2), SPLIT)
+    nothing = Refusal("region ffn has no trainable parameters")
+    assert frozen[:2] == [nothing, nothing]
+    assert isinstance(frozen[2], Candidate) and frozen[2].param("base") == PLANS[3]
 
 
 # ---------------------------------------------------------------- one group a layer (FSDP2)

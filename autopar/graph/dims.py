@@ -14,6 +14,7 @@ import torch.fx
 from autopar.capture.opaque_code import OpaqueCode, Place, code_of
 from autopar.capture.probe import Dependent, Independent, probe
 from autopar.capture.source_line import source_line
+from autopar.errors import AutoparError
 from autopar.graph.factors import (
     FactorError,
     Product,
@@ -90,8 +91,11 @@ def _apply(
         assert enter is not None
         tensors: tuple[torch.fx.Node, ...] = tuple(node.args[0])  # type: ignore[arg-type]
         given = [dims[argument][0] for argument in tensors]
-        callee = enter(str(node.args[1]), given)
-        join_inputs(callee.dims, given)
+        try:
+            callee = enter(str(node.args[1]), given)
+            join_inputs(callee.dims, given)
+        except FactorError as error:
+            raise _no_layer(node, tensors, error) from error
         return OpDims([callee.dims[out][0] for out in callee.outputs])
     if kind is not None:
         try:
@@ -105,6 +109,18 @@ def _apply(
     if code is not None:
         what = f"the layer's own code runs, {code.where} can't be exported ({code.why})"
     return _opaque(node, dims, what, opaque)
+
+
+def _no_layer(
+    node: torch.fx.Node, tensors: Sequence[torch.fx.Node], error: FactorError
+) -> AutoparError:
+    """What to do where the dims of a layer's inputs are none that its other calls have."""
+    made = ", ".join(f"{t.name} ({source_line(t)})" for t in tensors if t.op == "call_function")
+    return AutoparError(
+        f"can't analyse the call of {node.args[1]} with {made or 'its inputs'}: {error}. Do it in "
+        "one module with the layers, outside nn.ModuleList and nn.Sequential, so that they aren't "
+        "captured apart"
+    )
 
 
 MADE_LOCALLY = frozenset({"constant"})

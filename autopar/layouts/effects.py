@@ -229,17 +229,23 @@ def param_effects(
     state_ratio: StateRatio,
     microbatches: int,
     neighbours: bool,
+    backward: bool = True,
 ) -> Iterator[Effect]:
     """What one parameter entails: residence, gathering, gradient sums and the optimizer's pass.
 
     `shape` is local to the tensor splits, `sums` the parts over which its gradient is partial,
     `plan` says what ZeRO shards, `state_ratio` what is kept for each element. `neighbours`: it is
     a layer's, so that collectives of the layers around it are under way at the same time.
+    `backward`: that of its layer runs, which it does not where nothing before it is trained.
     """
     item, whole = dtype.itemsize, math.prod(shape)
     shard = shard_numel(shape, split_size(plan.state))
     if not trainable:
         yield Resident("parameter", (shard if plan.param else whole) * item)
+        if plan.param:
+            gathered = padded_bytes(shape, item, split_size(plan.state))
+            yield from _gathers(what, gathered, plan, backward)
+            yield Resident("transient", gathered * (2 if neighbours else 1))
         return
     gradient, master = state_ratio.gradient_item(item), state_ratio.master_bytes
     if not (plan.param and master and state_ratio.gathers_master):
@@ -289,17 +295,22 @@ def _shard_effects(
     """ZeRO's collectives (Rajbhandari et al. 2020). Stage 3 gathers for every forward and every
     backward; else once a step, and where gradients accumulate whole (1) one sum a step is due. The
     next unit's is under way while one is used, so they hide behind compute."""
-    axes = plan.state
-    unit = "shards of " + ("parameters" if plan.param else "gradients" if plan.grad else "state")
-    if plan.param:
-        yield Collective("all_gather", value_bytes, axes, "forward", "microbatch", what, unit, True)
-        yield Collective(
-            "all_gather", value_bytes, axes, "backward", "microbatch", what, unit, True
-        )
-    else:
-        yield Collective("all_gather", value_bytes, axes, "forward", "step", what, unit, True)
+    yield from _gathers(what, value_bytes, plan, True)
     per: Literal["microbatch", "step"] = "microbatch" if plan.grad else "step"
-    yield Collective("reduce_scatter", gradient_bytes, axes, "backward", per, what, unit, True)
+    yield Collective(
+        "reduce_scatter", gradient_bytes, plan.state, "backward", per, what, _unit(plan), True
+    )
+
+
+def _gathers(what: str, size: int, plan: ParamPlan, backward: bool) -> Iterator[Collective]:
+    per: Literal["microbatch", "step"] = "microbatch" if plan.param else "step"
+    phases: tuple[Phase, ...] = ("forward", "backward") if plan.param and backward else ("forward",)
+    for phase in phases:
+        yield Collective("all_gather", size, plan.state, phase, per, what, _unit(plan), True)
+
+
+def _unit(plan: ParamPlan) -> str:
+    return "shards of " + ("parameters" if plan.param else "gradients" if plan.grad else "state")
 
 
 def param_layout(needs: Mapping[str, Layout] | tuple[Layout, ...]) -> Layout:

@@ -150,6 +150,8 @@ def _param_faults(param: ParamInfo, plan: ParamPlan) -> list[str]:
         )
     if plan.state and plan.sync is not None:
         faults.append(f"shards {param.name}, whose gradient has a sync of its own")
-    if any(shards) and not (param.trainable and param.shape):
-        faults.append(f"shards {param.name}, which {'is frozen' if param.shape else 'has no dim'}")
+    if any(shards) and not param.shape:
+        faults.append(f"shards {param.name}, which has no dim")
+    if any(shards) and not (param.trainable or plan.param):
+        faults.append(f"shards the gradient or state of {param.name}, which is frozen")
     return faults

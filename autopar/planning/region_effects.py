@@ -94,12 +94,21 @@ def one_param(
         state_ratio,
         setting.microbatches,
         neighbours,
+        _comes_back(block, here),
     )
     if plan.sync is not None and value.needs_grad:
         yield from sync_effects(name, shape, dtype, plan.sync)
     if here is not None and value.needs_grad and (sums := here.sums(placeholder)):
         size = shard_numel(shape, split_size(plan.state)) * dtype.itemsize
         yield Collective("all_reduce", size, sums, "grad_sync", "step", name)
+
+
+def _comes_back(block: Block, here: Here | None) -> bool:
+    """Whether a gradient comes back to what a layer returns, or a part of the skeleton hands on."""
+    given = [out.name for out in block.outputs()]
+    if here is not None and here.part < len(here.cut.boundaries):
+        given = list(here.cut.boundaries[here.part])
+    return any(block.values[name].needs_grad for name in given)
 
 
 def handed_on(

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.utils import _pytree as pytree
 
 from autopar.runtime.parameters import Container, Sharded
 from autopar.runtime.process_mesh import Group
@@ -29,6 +31,7 @@ def shard_fully(module: Container, axes: Sequence[str], names: Sequence[str]) ->
     # FSDP2 averages: sums need both, since gloo has no scaled sum in float32.
     wrapped.set_gradient_divide_factor(1.0)
     wrapped.set_force_sum_reduction_for_comms(True)
+    wrapped.register_forward_hook(_no_backward)
 
 
 def open_shards(
@@ -39,8 +42,14 @@ def open_shards(
     mesh.open([tuple(axes)])
     group = mesh[tuple(axes)]
     for name in names if group.size > 1 else ():
-        missing = set(group.axes) - set(module.declarations[name].sums)
-        assert not missing, f"{name}'s gradient is not summed over {sorted(missing)}"
+        declaration = module.declarations[name]
+        if declaration.trainable:
+            missing = set(group.axes) - set(declaration.sums)
+            assert not missing, f"{name}'s gradient is not summed over {sorted(missing)}"
+        else:
+            assert stage == 3, f"{name} is frozen: it has nothing but a value to shard"
+            cut = declaration.axes & set(group.axes)
+            assert not cut, f"{name} is cut over {sorted(cut)} already"
         assert name not in module.sharded, f"{name} is sharded twice"
         module.sharded[name] = Sharded(group.axes, stage)
     return group
@@ -59,6 +68,20 @@ def close_root(root: Container) -> None:
     }
     if axes_of and root not in axes_of:
         shard_fully(root, axes=next(iter(axes_of.values())), names=())
+
+
+def _no_backward(module: FSDPModule, inputs: Any, outputs: Any) -> None:
+    """After the forward of a module that no gradient comes back to (frozen, before all that is
+    trained): it isn't part of the order of the backward, which would gather it again."""
+    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    if any(tensor.requires_grad for tensor in tensors):
+        return
+    state: Any = module._get_fsdp_state()
+    for group in _param_groups(state):
+        order = state._comm_ctx.post_forward_order
+        if group._post_forward_indices and order[-1] is group:
+            group._post_forward_indices.pop()
+            order.pop()
 
 
 def forget_forward(root: Container) -> None:

@@ -1,6 +1,6 @@
 """Layers that could not be captured: the model's own code on this rank's parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from autopar.errors import AutoparError
+from autopar.runtime.leaves import Leaf
 from autopar.runtime.lend import lent
 from autopar.runtime.parameters import Container
 from autopar.runtime.samples import same
@@ -52,7 +53,9 @@ class OpaqueLayer(Container):
         outputs = self._call(args, kwargs, self.training, copied=False)
         trainable = [p for p in self.parameters() if p.requires_grad]
         if torch.is_grad_enabled() and trainable and self.INPUT_DIMS is not None:
-            outputs = _with_all(outputs, trainable)
+            leaves = pytree.tree_leaves((args, kwargs))
+            given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            outputs = _with_all(outputs, given, trainable)
         return tuple(outputs)
 
     def _call(self, args: Any, kwargs: Any, training: bool, copied: bool) -> list[Tensor]:
@@ -103,27 +106,66 @@ class OpaqueLayer(Container):
                 )
 
 
-def _with_all(outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+def drop_unused(leaves: Iterable[Leaf]) -> None:
+    """Takes away the gradients of parameters that no sample of any rank used, of layers that run on
+    shares of them: the plain model gives them none, and its optimizer lets them be."""
+    for leaf in leaves:
+        on_shares = isinstance(leaf.module, OpaqueLayer) and leaf.module.INPUT_DIMS is not None
+        if on_shares and leaf.grad is not None and _never_used(leaf.grad):
+            leaf.registered.grad = leaf.value.grad = None
+
+
+def _never_used(gradient: Tensor) -> bool:
+    parts = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    return bool(len(parts) and (parts == 0).all() and parts.signbit().all())
+
+
+def _with_all(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> list[Tensor]:
     """The outputs, the first that has a gradient made to give every parameter one: of zeros where
     the code didn't use it. Else ranks whose samples took another branch would wait for each other.
+
+    Zeros of a parameter that wasn't used are negative, of one that was positive: only where all
+    that is summed up is negative zeros does a sum have their sign (see `drop_unused`).
     """
     out = list(outputs)
     for index, output in enumerate(out):
         if output.is_floating_point() or output.is_complex():
-            out[index] = _All.apply(output, *parameters)  # type: ignore[no-untyped-call]
+            used = _reached(out, inputs)
+            signs = [1.0 if id(p) in used else -1.0 for p in parameters]
+            out[index] = _All.apply(output, signs, *parameters)  # type: ignore[no-untyped-call]
             break
     return out
 
 
+def _reached(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> set[int]:
+    """The identities of the leaves that outputs depend on other than through inputs."""
+    seen = {tensor.grad_fn for tensor in inputs}
+    todo: list[Any] = [tensor.grad_fn for tensor in outputs]
+    found: set[int] = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        todo += [source for source, _ in node.next_functions]
+    return found
+
+
 class _All(torch.autograd.Function):
-    """The first input; zeros are the gradients of the others."""
+    """The first input; zeros of these signs are the gradients of the others."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, output: Tensor, signs: Sequence[float], *parameters: Tensor) -> Tensor:
         ctx.like = [(tuple(p.shape), p.dtype, p.device) for p in parameters]
+        ctx.signs = signs
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        zeros = [torch.zeros(shape, dtype=d, device=v) for shape, d, v in ctx.like]
-        return (grads[0], *zeros)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        both = zip(ctx.signs, ctx.like, strict=True)
+        zeros = [sign * torch.zeros(shape, dtype=d, device=v) for sign, (shape, d, v) in both]
+        return (grads[0], None, *zeros)

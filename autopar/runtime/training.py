@@ -22,7 +22,7 @@ from autopar.runtime.gradients import (
     sum_shared,
 )
 from autopar.runtime.launch import initialise
-from autopar.runtime.opaque import OpaqueLayer
+from autopar.runtime.opaque import OpaqueLayer, drop_unused
 from autopar.runtime.process_mesh import ProcessMesh
 from autopar.runtime.program import read_program
 from autopar.runtime.random_stream import RandomStream
@@ -122,6 +122,7 @@ class TrainingModule:
             for root in self.roots:
                 if "sync_gradients" in vars(type(root)):
                     root.sync_gradients()
+        drop_unused(self.leaves)
         self._gradients_ready = True
         return self._global_loss(total)
 
@@ -252,8 +253,10 @@ class TrainingModule:
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         named = [(leaf.name, leaf.value) for leaf in self.leaves if leaf.declaration.trainable]
-        if not named:
+        if not any(leaf.declaration.trainable for leaf in self._catalogue):
             raise AutoparError("The model has no trainable parameter (requires_grad is False)")
+        if not named:  # all of this stage is frozen; no optimizer takes nothing
+            named = [("", nn.Parameter(torch.empty(0, device=self.mesh.device)))]
         return [(name, value) for name, value in named if isinstance(value, nn.Parameter)]
 
     def _running(self) -> Running:

@@ -74,16 +74,20 @@ def load_from_rank0(leaves: Sequence[Leaf], mesh: ProcessMesh, model: nn.Module 
 
 def full_gradients(leaves: Sequence[Leaf], mesh: ProcessMesh) -> dict[str, Tensor]:
     """Whole gradients on every rank, of leaves that have one. A collective."""
-    has = torch.tensor([leaf.here and leaf.grad is not None for leaf in leaves]).int()
-    axes = {leaf.place.axis for leaf in leaves if leaf.place is not None}
+    has = torch.tensor([leaf.here and _has_gradient(leaf) for leaf in leaves]).int()
     has = has.to(mesh.device)
-    for axis in axes:  # no rank has all leaves
-        dist.all_reduce(has, dist.ReduceOp.MAX, group=mesh[axis].process_group)
+    if mesh.world.size > 1:  # no rank has all leaves, nor an element of each
+        dist.all_reduce(has, dist.ReduceOp.MAX, group=mesh.world.process_group)
     return {
         leaf.name: leaf.whole(mesh, leaf.grad if leaf.here else None)
         for leaf, there in zip(leaves, has.tolist(), strict=True)
         if there
     }
+
+
+def _has_gradient(leaf: Leaf) -> bool:
+    """Whether there is one; a shard without elements doesn't know."""
+    return leaf.grad is not None and (leaf.grad.numel() > 0 or 0 in leaf.declaration.shape)
 
 
 def full_state_dict(leaves: Sequence[Leaf], mesh: ProcessMesh) -> dict[str, Tensor]:

@@ -68,7 +68,8 @@ def _group_facts(
     yield GROUPS, len(optimizer.param_groups)
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            yield f"{MEMBER}/{by_value[id(parameter)].name}", index
+            if id(parameter) in by_value:  # a stage of frozen layers has one of no use
+                yield f"{MEMBER}/{by_value[id(parameter)].name}", index
         for option in group.keys() - NOT_OPTIONS:
             what = f"the option {option} of the optimizer's group {index}"
             yield f"{GROUP}/{index}/{option}", encode(group[option], what)
@@ -175,6 +176,7 @@ def _check_optimizer(
         by_value[id(parameter)]: number
         for number, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
+        if id(parameter) in by_value
     }
     there = {}
     for name, number in facts.items():
