@@ -9,7 +9,7 @@ from unittest import mock
 import context
 import equality
 import experts
-import matrix
+import matrix_runs
 import models
 from equality import Comparison, Edit, edited, run
 from families import FAMILIES
@@ -19,7 +19,7 @@ import autopar
 
 Kind = Literal["collective", "mask", "position", "routing", "scaling", "schedule", "tie"]
 MODELS: dict[str, Callable[[], Job]] = {
-    **matrix.MODELS,
+    **matrix_runs.MODELS,
     "gpt2": gpt2,
     "llama": llama,
     "gpt2_3": lambda: gpt2(layers=3),
@@ -54,7 +54,7 @@ def compiled(fault: Fault, job: Job) -> autopar.Compiled:
     """The program without the fault."""
     if fault.case in (*equality.PINS, *equality.STAGED):
         return equality.compiled(job, fault.case)
-    return matrix.compiled(job, fault.case)
+    return matrix_runs.compiled(job, fault.case)
 
 
 def run_with(fault: Fault, even: bool = False) -> Comparison:

@@ -5,9 +5,11 @@ import random
 from typing import Any
 
 import matrix
+import matrix_runs
 import pytest
 import torch
-from matrix import MATRIX, MODELS, TRAITS, Found, pairs, traits_of, world_of
+from matrix import MATRIX, TRAITS, pairs, traits_of, world_of
+from matrix_runs import MODELS, Found
 from pool import Pool
 
 import autopar
@@ -52,14 +54,14 @@ def check(found: list[Any], words: str) -> None:
 )
 def test_equal_on_four(pool4: Pool, model: str, words: str) -> None:
     """Loss, every gradient, the norm, weights after three clipped steps; bytes."""
-    check(pool4.run(matrix.compare, model, words, timeout_s=300), words)
+    check(pool4.run(matrix_runs.compare, model, words, timeout_s=300), words)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "words"), EIGHT)
 def test_equal_on_eight(pool8: Pool, model: str, words: str) -> None:
     """The same with three axes and more."""
-    check(pool8.run(matrix.compare, model, words, timeout_s=300), words)
+    check(pool8.run(matrix_runs.compare, model, words, timeout_s=300), words)
 
 
 def test_the_matrix_is_whole() -> None:
@@ -83,7 +85,7 @@ def test_what_cannot_meet_is_refused(two: frozenset[str]) -> None:
     words = " ".join(["pp2 dp2 m4" if schedule else "dp4", *two])
     job = MODELS["gpt2"]()
     with pytest.raises(autopar.AutoparError, match=APART[two]):
-        matrix.compiled(job, words)
+        matrix_runs.compiled(job, words)
 
 
 @pytest.mark.parametrize(
