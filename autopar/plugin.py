@@ -6,7 +6,9 @@ both are found by entry point (`autopar.strategies`, `autopar.cost_models`), the
 """
 
 import abc
-from collections.abc import Iterable, Mapping
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -167,14 +169,32 @@ class Schedule:
     """How microbatches run through layers that lie in stages along `axis`.
 
     The emitted module imports `function` ("package.module:name") and calls it as
-    `function(**options)`; `table` is what that returns, and what is planned with.
+    `function(**options)`; `make` returns the same table. A table of many stages and microbatches
+    takes long to make, and a search looks at many: `per_stage` and `splits_backward` are its own,
+    said without it (`per_stage` None: only the table knows).
     """
 
     name: str
     axis: str
     function: str
     options: tuple[tuple[str, int], ...]
-    table: Table
+    make: Callable[[], Table] = field(compare=False)
+    per_stage: float | None = None
+    splits_backward: bool = False
+
+    @functools.cached_property
+    def table(self) -> Table:
+        """What is planned with. Errors: BrokenScheduleError where it can't run."""
+        table = self.make()
+        table.check()
+        assert table.splits_backward == self.splits_backward, self
+        assert self.per_stage is None or math.isclose(table.per_stage, self.per_stage), self
+        return table
+
+    @property
+    def bubble_pace(self) -> float:
+        """`Table.per_stage`: from what is said, where it is."""
+        return self.table.per_stage if self.per_stage is None else self.per_stage
 
 
 @dataclass(frozen=True)

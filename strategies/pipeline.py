@@ -94,15 +94,28 @@ class Pipeline(Strategy):
 
     @staticmethod
     def _schedule(name: str, make: Make, **options: int) -> Schedule:
-        function = f"autopar.runtime.schedules:{make.__name__}"
-        return Schedule(name, "pp", function, tuple(options.items()), _table(make, **options))
+        stages, microbatches = options["stages"], options["microbatches"]
+        per_stage: float | None = 1.0
+        if name == "interleaved":
+            per_stage = None if microbatches % stages else 1 / options["chunks"]
+        if name == "zero_bubble":
+            per_stage = None if microbatches < stages else 1 / 3
+        return Schedule(
+            name,
+            "pp",
+            f"autopar.runtime.schedules:{make.__name__}",
+            tuple(options.items()),
+            functools.partial(_table, make, **options),
+            per_stage,
+            name == "zero_bubble",
+        )
 
     def conflict(
         self, candidate: Candidate, region: Region, mesh: Mesh, schedule: Schedule | None = None
     ) -> str | None:
         """FSDP2 takes a module's parameters away after its backward: of one in two halves it knows
         nothing, gathers too little and leaves gradients out, or wrong."""
-        if schedule is None or not schedule.table.splits_backward:
+        if schedule is None or not schedule.splits_backward:
             return None
         if any(plan.param for _, plan in candidate.params):
             return (
@@ -113,7 +126,7 @@ class Pipeline(Strategy):
         return None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _table(make: Make, **options: int) -> Table:
     """The same for every mesh with as many stages: a search asks for it again and again."""
     return make(**options)

@@ -80,7 +80,7 @@ class Recompute(Strategy):
         """FSDP2 would gather the parameters of all but the group's last layer once more. A group
         may lie in two stages, and a backward in two halves would run the forward twice."""
         again = candidate.recompute
-        if schedule is not None and schedule.table.splits_backward:
+        if schedule is not None and schedule.splits_backward:
             return (
                 f"region {region.name}: {schedule.name} takes the backward in two halves, and each "
                 "would run the forward again: take another schedule"

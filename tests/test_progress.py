@@ -23,9 +23,9 @@ def test_a_search_reports_what_its_certificate_counts(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("autopar.planning.request.search", watched)
     plan = autopar.compile(gpt2().model, "cpu:4", gpt2().batch).plan
-    assert [one.seen for one in told] == sorted(one.seen for one in told)
+    assert {one.seen for one in told} == {plan.certificate.candidates}
     solving = [one for one in told if one.bound_s is not None]
-    assert told[0] == Progress(0, 0) and (solving[0].solved, solving[0].best_s) == (0, None)
+    assert (solving[0].solved, solving[0].best_s) == (0, None)
     counts = [(one.solved, one.pruned, one.dropped) for one in solving]
     assert all(a <= b for x, y in itertools.pairwise(counts) for a, b in zip(x, y, strict=True))
     assert solving[-1].solved <= plan.certificate.solved > 0

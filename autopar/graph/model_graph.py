@@ -126,8 +126,11 @@ class Block:
 
     def node(self, name: str) -> torch.fx.Node:
         """A node by name."""
-        found: torch.fx.Node = next(n for n in self.graph.nodes if n.name == name)
-        return found
+        return self._nodes[name]
+
+    @functools.cached_property
+    def _nodes(self) -> Mapping[str, torch.fx.Node]:
+        return {node.name: node for node in self.graph.nodes}
 
     def by_sample(self, name: str) -> bool:
         """Whether a value has samples of its own: it carries the batch, and comes from it."""

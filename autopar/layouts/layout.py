@@ -12,8 +12,9 @@ A dim may be split over several parts, in order, outermost first.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autopar.graph.factors import DimExpr, Leaf, expr_leaves, unsorted
 from autopar.hashed_once import hashed_once
@@ -37,6 +38,11 @@ class Layout:
     def split(self, dim: str) -> Split:
         """The parts that a dim is split over."""
         return next((split for name, split in self.splits if name == dim), ())
+
+    @cached_property
+    def pieces(self) -> Mapping[str, int]:
+        """How many pieces each split dim is in."""
+        return {name: split_size(split) for name, split in self.splits}
 
     def split_parts(self) -> set[AxisPart]:
         """The parts over which some dim is split."""
@@ -87,7 +93,7 @@ class Setting:
         total = 1
         for factor in unsorted(expr):
             if isinstance(factor, Leaf):
-                pieces = split_size(layout.split(factor.name))
+                pieces = layout.pieces.get(factor.name, 1)
                 whole = self.length(factor)
                 assert factor.pads or whole % pieces == 0, (factor, layout)
                 total *= -(-whole // pieces)

@@ -6,7 +6,7 @@ stages send each other counts for what it costs at least.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,7 +76,8 @@ class Anywhere:
     @cached_property
     def stages(self) -> Stages:
         """What of the schedule counts."""
-        return stages_of(self.schedule)
+        mesh = self.layered.pricer.setting.mesh
+        return stages_of(self.schedule, mesh.size(self.schedule.axis))
 
     def bound(self, solver: str) -> float:
         """Seconds that no cut beats; inf where nothing fits."""
@@ -95,7 +96,7 @@ class Anywhere:
         return int(worst)
 
     def _loose(self) -> Loose:
-        every = [*self._skeleton()]
+        every = [*self._skeleton]
         kinds: dict[int, list[Kind]] = {}
         for kind in self.layered.kinds.values():
             kinds.setdefault(id(kind), []).append(kind)
@@ -108,7 +109,7 @@ class Anywhere:
             every.append(Alike(len(same), options, k + 1, 1.0 / len(same)))
         slowest_s = self.slowest_at_least()
         return Loose(
-            self.limit_bytes, self.stages, tuple(every), self._base(), slowest_s, self.spread
+            self.limit_bytes, self.stages, tuple(every), self._base, slowest_s, self.spread
         )
 
     def bound_of(self, counts: Sequence[int]) -> float:
@@ -144,15 +145,18 @@ class Anywhere:
         axis = setting.mesh.part(self.schedule.axis)
         return tuple(Here(cut, part, axis) for part in range(table.parts))
 
-    def _skeleton(self) -> Iterator[Alike]:
+    @cached_property
+    def _skeleton(self) -> tuple[Alike, ...]:
         pricer, stages = self.layered.pricer, self.schedule.table.stages
+        found = []
         for key in self.layered.skeleton:
             rows: dict[int, Floats] = {}
             for part, here in enumerate(self._fixed):
                 bills = [pricer.bill("", c, here) for c in pricer.candidates[key]]
                 own = np.array([self._numbers(bill, part) for bill in bills])
                 rows[part % stages] = rows.get(part % stages, 0.0) + own
-            yield Alike(1, (rows,), 0, 1.0)
+            found.append(Alike(1, (rows,), 0, 1.0))
+        return tuple(found)
 
     def _numbers(self, bill: Bill, part: int) -> Floats:
         table, times = self.schedule.table, self.layered.pricer.setting.microbatches
@@ -161,6 +165,7 @@ class Anywhere:
         sizes = (bill.lasting_bytes, bill.transient_bytes, *held)
         return np.array([bill.each_s(times), bill.step_s, *sizes], np.float64)
 
+    @cached_property
     def _base(self) -> tuple[Floats, ...]:
         pricer, table = self.layered.pricer, self.schedule.table
         model, setting, prices = pricer.model, pricer.setting, pricer.prices
@@ -171,10 +176,10 @@ class Anywhere:
             row[RESIDENT] += prices.overhead_bytes()
             row[TRANSIENT] = least  # every stage has a layer
         for part, here in enumerate(self._fixed):
-            effects = [*unused_effects(model)] if part == 0 else []
-            effects += input_effects(model.skeleton, setting, here)
-            effects += buffer_effects(model.skeleton, here)
-            own = self._numbers(prices.bill(effects, setting.microbatches), part)
+            bill = pricer.outside_bill(here)
+            if part == 0:
+                bill += prices.bill(unused_effects(model), setting.microbatches)
+            own = self._numbers(bill, part)
             own[TRANSIENT] = 0.0
             rows[part % table.stages] += own
             sends = (part < table.parts - 1) + (part > 0)
@@ -246,7 +251,7 @@ class Anywhere:
     def spans(self) -> Spans:
         """What each part takes and needs at least with every run of layers."""
         table, count = self.schedule.table, len(self.layered.kinds)
-        base, skeleton = self._base(), list(self._skeleton())
+        base, skeleton = self._base, self._skeleton
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
         first, last = np.indices((count + 1, count + 1))

@@ -54,6 +54,9 @@ class _Front:
 Crossing = tuple[int | None, frozenset[int]]
 """The layout in which an edge's value is made, and those in which it is needed, so far."""
 
+_Touch = tuple[int, tuple[int | None] | None, frozenset[int]]
+"""An edge; if the part makes its value, in which layout; in which layouts it needs it."""
+
 
 @dataclass(frozen=True)
 class _State:
@@ -85,10 +88,13 @@ def _extended(
     counted: Costs,
 ) -> dict[_State, _Front]:
     found: dict[_State, list[_Front]] = {}
-    for (before, front), (c, own) in product(fronts.items(), _classes(p, part, edges, counted)):
-        crossings = [
-            _crossed(x, edge, p, c) for x, edge in zip(before.crossings, edges, strict=True)
-        ]
+    classes = _classes(p, part, edges, counted)
+    touches = {c: _touches(p, c, edges) for c, _ in classes}
+    for (before, front), (c, own) in product(fronts.items(), classes):
+        crossings = list(before.crossings)
+        for e, makes, needs in touches[c]:
+            made, needed = crossings[e] or (None, frozenset())
+            crossings[e] = (made if makes is None else makes[0], needed | needs)
         paid = _paid([(edges[e], crossings[e]) for e in closing])
         if paid is None:
             continue
@@ -100,6 +106,17 @@ def _extended(
         picks = np.hstack([np.repeat(front.picks, more, axis=0), np.tile(own.picks, (count, 1))])
         found.setdefault(state, []).append(_Front(costs, picks))
     return {state: _best(some, counted) for state, some in found.items()}
+
+
+def _touches(p: int, choice: int, edges: Sequence[Edge]) -> list[_Touch]:
+    """What a choice of a part makes and needs on the edges."""
+    found: list[_Touch] = []
+    for e, edge in enumerate(edges):
+        makes = (edge.source.layouts[choice],) if edge.source.slot == p else None
+        uses = [use.layouts[choice] for use in edge.uses if use.slot == p]
+        if makes is not None or uses:
+            found.append((e, makes, frozenset(n for n in uses if n is not None)))
+    return found
 
 
 def _classes(p: int, part: Part, edges: Sequence[Edge], counted: Costs) -> list[tuple[int, _Front]]:
@@ -115,16 +132,6 @@ def _classes(p: int, part: Part, edges: Sequence[Edge], counted: Costs) -> list[
         )
         for members in groups.values()
     ]
-
-
-def _crossed(before: Crossing | None, edge: Edge, p: int, choice: int) -> Crossing | None:
-    """An edge's layouts with those of one more part."""
-    made, needed = before or (None, frozenset())
-    if edge.source.slot == p:
-        made = edge.source.layouts[choice]
-    more = {use.layouts[choice] for use in edge.uses if use.slot == p} - {None}
-    touched = edge.source.slot == p or any(use.slot == p for use in edge.uses)
-    return (made, needed | more) if touched else before  # type: ignore[operator]
 
 
 def _paid(crossings: Sequence[tuple[Edge, Crossing | None]]) -> tuple[float, ...] | None:

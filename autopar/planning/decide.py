@@ -12,7 +12,7 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.convert import EXCHANGES
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
-from autopar.mesh import Split
+from autopar.mesh import Mesh, Split
 from autopar.plan import (
     Alternative,
     Certificate,
@@ -24,9 +24,8 @@ from autopar.plan import (
 )
 from autopar.planning.account import Account, account
 from autopar.planning.param_choice import write_form, write_param
-from autopar.planning.problem import Infeasible
-from autopar.planning.search import Found
-from autopar.planning.tried import SearchOptions, Tried
+from autopar.planning.search import Found, Seen
+from autopar.planning.tried import SearchOptions
 from autopar.plugin import Candidate
 
 
@@ -55,7 +54,7 @@ def decide(
         model=model_id(model),
         cluster=describe_cluster(cluster),
         memory_limit_bytes=options.limit_bytes,
-        axes=dict(found.winner.asked.mesh.axes),
+        axes=dict(found.winner.mesh.axes),
         mesh=dict(setting.mesh.axes),
         data_axes=tuple(part.axis for part in setting.data),
         batch=batch,
@@ -212,32 +211,44 @@ def _recompute(candidate: Candidate) -> RecomputeChoice | None:
 def _certificate(found: Found, options: SearchOptions, books: Account) -> Certificate:
     step_s, objective_s = books.predicted.step_s, found.answer.solution.seconds
     bound_s = min(found.bound_s, step_s)
-    solved = sum(tried.answer is not None or tried.result is not None for tried in found.tried)
+    solved = sum(seen.solved for seen in found.tried)
+    every = sum(seen.settings for seen in found.tried)
     return Certificate(
         solver=options.solver,
         objective_s=objective_s,
         bound_s=bound_s,
         gap=(step_s - bound_s) / step_s,
         difference_s=step_s - objective_s,
-        candidates=len(found.tried) + len(found.dropped),
+        candidates=every + len(found.dropped),
         solved=solved,
-        pruned=len(found.tried) - solved,
+        pruned=every - solved,
         dropped=len(found.dropped),
     )
 
 
 def _alternatives(found: Found) -> tuple[Alternative, ...]:
-    """The best of every other setting, fastest first; then those without one, and why."""
-    out = [_alternative(tried) for tried in found.tried if tried.outer is not found.winner]
-    out.sort(key=lambda a: (a.step_s is None, a.step_s or a.bound_s or 0.0))
+    """The best of every other mesh, fastest first; then those that can't run, and why."""
+    best: dict[Mesh, Alternative] = {}
+    for seen in found.tried:
+        mesh, one = seen.asked.mesh, _alternative(seen)
+        if mesh != found.winner.mesh and (mesh not in best or _rank(one) < _rank(best[mesh])):
+            best[mesh] = one
+    out = sorted(best.values(), key=_rank)
+    refused = {d.setting.mesh: d for d in reversed(found.dropped)}
     out += [
         Alternative(
-            *(_mesh(d.setting.mesh.axes), d.setting.microbatches, _name(d.setting)),
-            *(None, None, d.reason),
+            _mesh(mesh.axes), d.setting.microbatches, _name(d.setting), None, None, d.reason
         )
-        for d in found.dropped
+        for mesh, d in refused.items()
+        if mesh not in best and mesh != found.winner.mesh
     ]
     return tuple(out)
+
+
+def _rank(one: Alternative) -> tuple[bool, float]:
+    """Those that were solved, then those that may be fast, then those where nothing fits."""
+    bound_s = math.inf if one.bound_s is None else one.bound_s
+    return one.step_s is None, bound_s if one.step_s is None else one.step_s
 
 
 def _mesh(axes: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
@@ -249,23 +260,20 @@ def _name(setting: Setting) -> str:
     schedule = setting.schedule
     if schedule is None:
         return ""
-    chunks = schedule.table.chunks
-    return f"{schedule.name} with {chunks} chunks" if chunks > 1 else schedule.name
+    own = {k: v for k, v in schedule.options if k not in ("stages", "microbatches")}
+    return schedule.name + "".join(f" with {value} {name}" for name, value in own.items())
 
 
-def _alternative(tried: Tried) -> Alternative:
-    setting, result = tried.outer.asked, tried.result
+def _alternative(seen: Seen) -> Alternative:
+    setting, result = seen.asked, seen.result
     where = (_mesh(setting.mesh.axes), setting.microbatches, _name(setting))
-    bound_s = tried.bound_s if math.isfinite(tried.bound_s) else None
-    if tried.answer is not None:
-        return Alternative(*where, tried.step_s, bound_s, "")
-    if isinstance(result, Infeasible) and result.impossible:
+    bound_s = seen.bound_s if math.isfinite(seen.bound_s) else None
+    if math.isfinite(seen.step_s):
+        return Alternative(*where, seen.step_s, bound_s, "")
+    if result is not None and result.impossible:
         return Alternative(*where, None, None, "no choice of layouts is possible")
-    if isinstance(result, Infeasible) and result.short_bytes:
+    if result is not None and result.short_bytes:
         about = "at least " if result.at_least else ""
         why = f"short by {about}{result.short_bytes:,} bytes of memory"
-        return Alternative(*where, None, bound_s, why)
-    why = (
-        f"at least {tried.bound_s:.6g} s a step: {'not solved' if result is None else 'no faster'}"
-    )
-    return Alternative(*where, None, bound_s, why)
+        return Alternative(*where, None, None, why)
+    return Alternative(*where, None, bound_s, f"at least {seen.bound_s:.6g} s a step")

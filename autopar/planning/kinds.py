@@ -45,7 +45,16 @@ class Kind:
 
     def using(self, axis: str) -> tuple[int, ...]:
         """The columns that split something over an axis."""
-        return tuple(i for i, seen in enumerate(self.columns.seen) if ("uses", axis) in seen)
+        return self._using.get(axis, ())
+
+    @cached_property
+    def _using(self) -> Mapping[str, tuple[int, ...]]:
+        found: dict[str, list[int]] = {}
+        for i, seen in enumerate(self.columns.seen):
+            for fact in seen:
+                if fact[0] == "uses":
+                    found.setdefault(str(fact[1]), []).append(i)
+        return {axis: tuple(columns) for axis, columns in found.items()}
 
     def choices(self, column: int) -> dict[str, Candidate]:
         """The candidate of each region."""

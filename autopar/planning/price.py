@@ -1,7 +1,7 @@
 """Candidates → PlanningProblem: everything a number, conversions as edges between slots."""
 
 import functools
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -38,6 +38,8 @@ SlotKey = tuple[str, str]
 RegionCandidates = Mapping[SlotKey, tuple[Candidate, ...]]
 Need = tuple[SlotKey, tuple[Layout, ...]]
 """A slot, and the layout that each of its choices needs or makes."""
+Layouts = tuple[tuple[str, Layout], ...]
+"""How parameters are stored, by name."""
 Cross = tuple[Layout, bool]
 """A layout in which a value crosses, and whether its layer runs again in the backward."""
 
@@ -53,15 +55,19 @@ class Pricer:
     state_ratio: StateRatio
     works: Works
     bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
+    ops_bills: dict[tuple[object, ...], tuple[Bill, Layouts]] = field(default_factory=dict)
     param_bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
     conversions: dict[tuple[Value, Layout, Layout, bool], float | None] = field(
         default_factory=dict
     )
-    reaches: dict[tuple[int, Candidate, bool], Reach | None] = field(default_factory=dict)
+    reaches: dict[Hashable, Reach | None] = field(default_factory=dict)
+    runs_again: dict[Hashable, bool] = field(default_factory=dict)
     crossing: dict[str, tuple[tuple[str, "Need", tuple["Need", ...]], ...]] = field(
         default_factory=dict
     )
     groups: dict[tuple[str, Recomputed | None], tuple[str, ...]] = field(default_factory=dict)
+    parts: dict[int, tuple[Here, Hashable]] = field(default_factory=dict)
+    typings: dict[Hashable, tuple[RegionTyping, ...]] = field(default_factory=dict)
     kinds: dict[Hashable, Any] = field(default_factory=dict)
     """What `kinds` makes of alike layers."""
     weighed: dict[Weights, "Pricer"] = field(default_factory=dict)
@@ -79,7 +85,15 @@ class Pricer:
         """The same by other weights, once for all schedules."""
         if weights not in self.weighed:
             prices = replace(self.prices, weights=weights, known={})
-            fresh = replace(self, prices=prices, bills={}, param_bills={}, conversions={}, kinds={})
+            fresh = replace(
+                self,
+                prices=prices,
+                bills={},
+                ops_bills={},
+                param_bills={},
+                conversions={},
+                kinds={},
+            )
             self.weighed[weights] = fresh
         return self.weighed[weights].at(self.setting)
 
@@ -87,10 +101,67 @@ class Pricer:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part
         has of it."""
         block, group = self.block(path), self._group(path, candidate)
-        part = None if here is None else (here.cut.counts, here.part)
-        key = (id(block), candidate, part, len(group), path == group[0], path == group[-1])
+        place = (self._part(here), len(group), path == group[0], path == group[-1])
+        key = (id(block), candidate, place)
         if key not in self.bills:
-            work = self.works.of(block, candidate, self.setting, self.alike, path, group, here)
+            only = self.works.only(candidate)
+            ops, layouts = self._ops_bill(path, block, only, group, here, place)
+            bill = ops + self._params_bill(block, layouts, candidate.params, path != "", here)
+            if path == "":
+                # Gathered parameters stay for the whole step.
+                resident = bill.resident_bytes + bill.transient_bytes
+                bill = replace(bill, resident_bytes=resident, transient_bytes=0)
+            self.bills[key] = bill
+        return self.bills[key]
+
+    def _part(self, here: Here | None) -> Hashable:
+        """What of a part of the skeleton its bills depend on: most parts have nothing of it."""
+        if here is None:
+            return None
+        if id(here) not in self.parts:
+            own = frozenset(name for name in self._in_regions if here.has(name))
+            summed = frozenset(name for name in own if here.sums(name))
+            self.parts[id(here)] = here, (own, summed)
+        return self.parts[id(here)][1]
+
+    def outside_bill(self, here: Here) -> Bill:
+        """What a part of the skeleton has beside regions: ops on inputs, buffers."""
+        skeleton = self.model.skeleton
+        own = frozenset(name for name in self._outside if here.has(name))
+        key = ("outside", own)
+        if key not in self.bills:
+            effects = [*input_effects(skeleton, self.setting, here)]
+            effects += buffer_effects(skeleton, here)
+            self.bills[key] = self.prices.bill(effects, self.setting.microbatches)
+        return self.bills[key]
+
+    @functools.cached_property
+    def _outside(self) -> tuple[str, ...]:
+        skeleton = self.model.skeleton
+        ops = (name for name, op in skeleton.ops.items() if op.region is None)
+        return (*ops, *skeleton.captured.buffers, *skeleton.captured.constants)
+
+    @functools.cached_property
+    def _in_regions(self) -> tuple[str, ...]:
+        """The skeleton's weights, and its ops that belong to regions."""
+        skeleton = self.model.skeleton
+        ops = (name for name, op in skeleton.ops.items() if op.region is not None)
+        return (*skeleton.params, *ops)
+
+    def _ops_bill(
+        self,
+        path: str,
+        block: Block,
+        only: Candidate,
+        group: tuple[str, ...],
+        here: Here | None,
+        place: Hashable,
+    ) -> tuple[Bill, Layouts]:
+        """What a region's ops come to, and how they want its parameters."""
+        key = (id(block), only, place)
+        if key not in self.ops_bills:
+            args = (self.setting, self.alike, path, group, here, place)
+            work = self.works.of(block, only, *args)
             times = self.setting.microbatches
             each_s = sum(
                 weighted(self.prices.weights.of(window), (device_s, host_s, 0.0))
@@ -98,16 +169,28 @@ class Pricer:
             )
             bill = replace(work.held, compute_s=each_s * times)
             bill += self.prices.bill(work.collectives, times)
-            for name, layout in work.params.items():
-                plan = candidate.param(name)
-                bill += self._param_bill(block, name, layout, plan, path != "", here)
             if path == "":
-                bill += self._of_loss(candidate, here)
-                # Gathered parameters stay for the whole step.
-                resident = bill.resident_bytes + bill.transient_bytes
-                bill = replace(bill, resident_bytes=resident, transient_bytes=0)
-            self.bills[key] = bill
-        return self.bills[key]
+                bill += self._of_loss(only, here)
+            self.ops_bills[key] = bill, tuple(work.params.items())
+        return self.ops_bills[key]
+
+    def _params_bill(
+        self,
+        block: Block,
+        layouts: Layouts,
+        plans: tuple[tuple[str, ParamPlan], ...],
+        neighbours: bool,
+        here: Here | None,
+    ) -> Bill:
+        """What a region's parameters come to."""
+        key = (id(block), layouts, plans, neighbours, self._part(here))
+        if key not in self.param_bills:
+            chosen, bill = dict(plans), Bill()
+            for name, layout in layouts:
+                plan = chosen.get(name, ParamPlan())
+                bill += self._param_bill(block, name, layout, plan, neighbours, here)
+            self.param_bills[key] = bill
+        return self.param_bills[key]
 
     def _param_bill(
         self,
@@ -118,8 +201,7 @@ class Pricer:
         neighbours: bool,
         here: Here | None,
     ) -> Bill:
-        part = None if here is None else (here.cut.counts, here.part)
-        key = (id(block), name, layout, plan, neighbours, part)
+        key = (id(block), name, layout, plan, neighbours, self._part(here))
         if key not in self.param_bills:
             effects = one_param(
                 *(block, plan, name, layout, self.setting, self.state_ratio, neighbours, here)
@@ -178,9 +260,11 @@ class Pricer:
 
     def block(self, path: str) -> Block:
         """The block of a layer, or of the skeleton ("")."""
-        if path == "":
-            return self.model.skeleton
-        return self.model.blocks[next(x.block for x in self.model.layers if x.path == path)]
+        return self._blocks[path]
+
+    @functools.cached_property
+    def _blocks(self) -> Mapping[str, Block]:
+        return dict(self.model.instances())
 
     def typing(self, block: Block, candidate: Candidate) -> RegionTyping:
         """The layouts of a candidate's region."""
@@ -223,9 +307,25 @@ class Pricer:
         if region is None:
             return self._fixed(path, value)
         key = (path, region)
-        return key, tuple(
-            normal(value, self.typing(block, c).ops[node.name].makes) for c in self.candidates[key]
-        )
+        return key, self._each(key, block, lambda t: normal(value, t.ops[node.name].makes))
+
+    def _each(
+        self, key: SlotKey, block: Block, layout_of: Callable[[RegionTyping], Layout]
+    ) -> tuple[Layout, ...]:
+        """A layout for each candidate of a slot; many have the same typing."""
+        found: dict[int, Layout] = {}
+        out = []
+        for typing in self._typings(key, block):
+            if id(typing) not in found:
+                found[id(typing)] = layout_of(typing)
+            out.append(found[id(typing)])
+        return tuple(out)
+
+    def _typings(self, key: SlotKey, block: Block) -> tuple[RegionTyping, ...]:
+        where = id(block), key[1], self.candidates[key]
+        if where not in self.typings:
+            self.typings[where] = tuple(self.works.layouts(block, c) for c in where[2])
+        return self.typings[where]
 
     @staticmethod
     def _layer_of(block: Block, node: torch.fx.Node) -> torch.fx.Node | None:
@@ -250,16 +350,22 @@ class Pricer:
         if op.region is None:
             return self._fixed(path, value)
         key = (path, op.region)
-        return key, tuple(
-            normal(value, self.typing(block, c).ops[user.name].needs[node.name])
-            for c in self.candidates[key]
-        )
+
+        def needed(typing: RegionTyping) -> Layout:
+            return normal(value, typing.ops[user.name].needs[node.name])
+
+        return key, self._each(key, block, needed)
 
     def _boundary(self, path: str, inner: Value, outer: Value) -> Need:
         key = (path, STREAM)
-        return key, tuple(
-            normal(outer, boundary_layout(inner, c, self.setting)) for c in self.candidates[key]
-        )
+        found: dict[object, Layout] = {}
+        out = []
+        for candidate in self.candidates[key]:
+            if candidate.splits not in found:
+                layout = boundary_layout(inner, candidate, self.setting)
+                found[candidate.splits] = normal(outer, layout)
+            out.append(found[candidate.splits])
+        return key, tuple(out)
 
     def _fixed(self, path: str, value: Value) -> Need:
         key = (path, STREAM)
@@ -287,21 +393,31 @@ class Pricer:
 
     def _again(self, path: str, candidate: Candidate, name: str) -> bool:
         """Whether conversions of a value inside its region, or its layer, run again."""
+        if candidate.recompute is None:
+            return False
         block, ends = self.block(path), path == self._group(path, candidate)[-1]
-        key = (id(block), candidate, ends)
+        key = (id(block), candidate.region, candidate.recompute, ends)
         if key not in self.reaches:
             self.reaches[key] = reach(block, candidate, ends)
-        found = self.reaches[key]
-        if found is None or (found.scope == "region" and name not in block.ops):
-            return False
-        return any(found.takes(user.name) for user in block.node(name).users)
+        if (*key, name) not in self.runs_again:
+            found = self.reaches[key]
+            self.runs_again[*key, name] = (
+                found is not None
+                and (found.scope != "region" or name in block.ops)
+                and any(found.takes(user.name) for user in block.node(name).users)
+            )
+        return self.runs_again[*key, name]
 
     def inside_s(self, path: str, name: str, made: Need, need: Need) -> list[float]:
         """Seconds a microbatch of a conversion inside one region, by candidate."""
-        out = []
+        out, block = [], self.block(path)
+        known: dict[tuple[Layout, Layout, bool], float | None] = {}
         for candidate, start, end in zip(self.candidates[made[0]], made[1], need[1], strict=True):
             again = made[0][0] == path and self._again(path, candidate, name)
-            seconds = self.conversion_s(self.block(path), name, start, end, again)
+            key = (start, end, again)
+            if key not in known:
+                known[key] = self.conversion_s(block, name, *key)
+            seconds = known[key]
             assert seconds is not None, (made[0], name, candidate)
             out.append(seconds)
         return out

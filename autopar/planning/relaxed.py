@@ -77,10 +77,11 @@ class Loose:
 
 @dataclass(frozen=True)
 class _Multipliers:
-    """By stage: of seconds (and of `least_slowest_s`), of step seconds, of memory for each count of
-    microbatches in flight, of each row of transient bytes. By part: of the least and the most
-    slots."""
+    """By stage: of seconds (`every` those of the sum of stages, and `floor` `least_slowest_s`), of
+    step seconds, of memory for each count of microbatches in flight, of each row of transient
+    bytes. By part: of the least and the most slots."""
 
+    every: float
     seconds: Floats
     floor: float
     step: Floats
@@ -111,8 +112,7 @@ def bound(loose: Loose, solver: str) -> tuple[float, list[list[Floats]]]:
     for _ in range(ROUNDS):
         found = _multipliers(loose, active, solver)
         if found is None:
-            # Nothing of what was generated fits: take what needs least memory, at last everything.
-            if _add_smallest(loose, active) or _add_all(loose, active):
+            if _made_fit(loose, active, solver):
                 continue
             return np.inf, [[np.zeros(len(_any(g))) for g in one.options] for one in loose.every]
         multipliers, value_s = found
@@ -121,6 +121,21 @@ def bound(loose: Loose, solver: str) -> tuple[float, list[list[Floats]]]:
         if bound_s >= value_s * (1 - CLOSE) or not _add_lowest(loose, active, weights):
             break
     return best
+
+
+def _made_fit(loose: Loose, active: list[list[list[int]]], solver: str) -> bool:
+    """Adds choices until some mixture of them fits into memory, by the same column generation on
+    the bytes above the limit; whether there is one."""
+    while True:
+        found = _multipliers(loose, active, solver, fit=True)
+        if found is None:
+            return _add_all(loose, active)  # it isn't memory that forbids them
+        multipliers, over = found
+        if over <= 0:
+            return True
+        _, weights = _priced(loose, multipliers)
+        if not _add_lowest(loose, active, weights):
+            return False
 
 
 def _priced(loose: Loose, found: _Multipliers) -> tuple[float, list[list[Floats]]]:
@@ -149,7 +164,7 @@ def _priced(loose: Loose, found: _Multipliers) -> tuple[float, list[list[Floats]
 def _weights(found: _Multipliers, stages: Stages, i: int, moment: int, share: float) -> Floats:
     """What a stage's costs count for."""
     counts = np.array(stages.in_flight[i], np.float64)
-    seconds = stages.per_slowest * found.seconds[i] + stages.per_stage
+    seconds = stages.per_slowest * found.seconds[i] + found.every
     held = found.memory[i] @ counts
     moments = found.moments[i, moment] * share
     return np.array([seconds, found.step[i], found.memory[i].sum(), moments, *held])
@@ -197,22 +212,6 @@ def least_bytes_of(loose: Loose) -> int:
     return int(max(needs))
 
 
-def _add_smallest(loose: Loose, active: list[list[list[int]]]) -> bool:
-    """Adds what may need least of one kind of bytes; whether there was anything to add."""
-    added = False
-    for one, mine in zip(loose.every, active, strict=True):
-        for group, known in zip(one.options, mine, strict=True):
-            for i, costs in group.items():
-                counts = np.array(loose.stages.in_flight[i], np.float64)
-                wanted = [costs[:, RESIDENT] + costs[:, HELD:] @ row for row in counts]
-                for sizes in (*wanted, costs[:, TRANSIENT]):
-                    c = int(np.argmin(sizes))
-                    if c not in known:
-                        known.append(c)
-                        added = True
-    return added
-
-
 def _add_all(loose: Loose, active: list[list[list[int]]]) -> bool:
     before = sum(len(known) for mine in active for known in mine)
     for one, mine in zip(loose.every, active, strict=True):
@@ -235,36 +234,58 @@ def _add_lowest(loose: Loose, active: list[list[list[int]]], weights: list[list[
 
 
 def _multipliers(
-    loose: Loose, active: Sequence[Sequence[Sequence[int]]], solver: str
+    loose: Loose, active: Sequence[Sequence[Sequence[int]]], solver: str, fit: bool = False
 ) -> tuple[_Multipliers, float] | None:
-    """The dual values of the relaxation with these choices, made to add up exactly, and its value;
-    None where it has no solution."""
+    """The dual values of the relaxation with these choices, made to add up exactly, and its value
+    in seconds; None where it has no solution. `fit`: of bytes above the limit, not of seconds; the
+    value is then a share of the limit."""
     stages = loose.stages
     second = 1.0 / _scale_s(loose)
     unit = 1.0 / max(loose.limit_bytes, 1)
-    columns = [
-        (k, g, c)
+    taken = [
+        _Taken(k, g, known)
         for k, groups in enumerate(active)
         for g, known in enumerate(groups)
-        for c in known
+        if known
     ]
-    rows = list(_rows(loose, columns, second, unit))
-    seconds = np.zeros(len(columns))
-    for j, (k, g, c) in enumerate(columns):
-        for costs in loose.every[k].options[g].values():
-            seconds[j] += stages.per_stage * second * costs[c, SECONDS]
-    names = ["slowest", "late"]
+    rows = list(_rows(loose, taken, second, unit))
+    pace = 0.0 if fit else stages.per_stage * second
+    seconds = np.concatenate(
+        [
+            np.zeros(0),
+            *(
+                pace * sum(costs[one.known, SECONDS] for costs in one.of(loose).values())
+                for one in taken
+            ),
+        ]
+    )
+    names = ["slowest", "late", "over"]
     for i, in_flight in enumerate(stages.in_flight):
         names += [f"peak{i}", f"resident{i}", *(f"held{i}_{j}" for j in range(len(in_flight[0])))]
-    objective = {"slowest": stages.per_slowest, "late": 1.0}
+    objective = {"over": 1.0} if fit else {"slowest": stages.per_slowest, "late": 1.0}
+    if not fit:
+        rows.append(Row(("fits", 0, 0), np.zeros(0), {"over": -1.0}, 0.0))
     found = solved_duals(names, objective, seconds, rows, solver)
     if found is None:
         return None
     values, value = found
+    values = {key: max(x, 0.0) for key, x in values.items()}
+    exact = _exact(loose, values, unit / second, second, fit)
     base_s = stages.per_stage * float(sum(row[SECONDS] for row in loose.base))
-    return _exact(loose, {key: max(x, 0.0) for key, x in values.items()}, unit / second, second), (
-        value / second + base_s
-    )
+    return exact, value if fit else value / second + base_s
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Some choices of a group of an alike slot's options."""
+
+    slot: int
+    group: int
+    known: Sequence[int]
+
+    def of(self, loose: Loose) -> dict[int, Floats]:
+        """The group's costs."""
+        return loose.every[self.slot].options[self.group]
 
 
 def _scale_s(loose: Loose) -> float:
@@ -278,38 +299,41 @@ def _scale_s(loose: Loose) -> float:
     return total or 1.0
 
 
-def _rows(
-    loose: Loose, columns: Sequence[tuple[int, int, int]], second: float, unit: float
-) -> Iterator[Row]:
+def _rows(loose: Loose, taken: Sequence[_Taken], second: float, unit: float) -> Iterator[Row]:
     stages, every = loose.stages, loose.every
-    for k, one in enumerate(every):
-        taken = np.array([float(column[0] == k) for column in columns])
-        yield Row(("take", k, 0), taken, {}, float(one.count), equal=True)
+    lengths = [len(one.known) for one in taken]
+
+    def spread(values: Iterable[float]) -> Floats:
+        return np.repeat(np.array(list(values), np.float64), lengths)
+
+    for k, slot in enumerate(every):
+        mine = spread(float(one.slot == k) for one in taken)
+        yield Row(("take", k, 0), mine, {}, float(slot.count), equal=True)
     floor = second * loose.least_slowest_s
     for part, (least, most) in enumerate(loose.spread):
-        inside = np.array([float(loose.part_of(every[k], g) == part) for k, g, _ in columns])
+        inside = spread(float(loose.part_of(every[one.slot], one.group) == part) for one in taken)
         yield Row(("least", part, 0), inside, {}, float(least))
         yield Row(("most", part, 0), -inside, {}, -float(most))
     yield Row(("floor", 0, 0), np.zeros(0), {"slowest": 1.0}, floor)
-    for i, in_flight in enumerate(stages.in_flight):
-        costs = np.zeros((len(columns), HELD + len(in_flight[0])))
-        for j, (k, g, c) in enumerate(columns):
-            if i in every[k].options[g]:
-                costs[j] = every[k].options[g][i][c]
-        base = loose.base[i]
-        yield Row(
-            ("slowest", i, 0), -second * costs[:, SECONDS], {"slowest": 1.0}, second * base[SECONDS]
+    moments = sorted({0, *(slot.moment for slot in every)})
+    shares = {
+        moment: spread(
+            every[one.slot].moment_share * (every[one.slot].moment == moment) for one in taken
         )
+        for moment in moments
+    }
+    for i, in_flight in enumerate(stages.in_flight):
+        costs = _stage_costs(loose, taken, i)
+        base = loose.base[i]
+        own_s = -second * costs[:, SECONDS]
+        yield Row(("slowest", i, 0), own_s, {"slowest": 1.0}, second * base[SECONDS])
         yield Row(("late", i, 0), -second * costs[:, STEP], {"late": 1.0}, second * base[STEP])
-        for moment in sorted({0, *(one.moment for one in every)}):
-            share = np.array(
-                [every[k].moment_share * (every[k].moment == moment) for k, _, _ in columns]
-            )
+        for moment in moments:
             rhs = unit * base[TRANSIENT] if moment == 0 else 0.0
-            sizes = -unit * costs[:, TRANSIENT] * share
+            sizes = -unit * costs[:, TRANSIENT] * shares[moment]
             if moment == 0 or sizes.any():
                 yield Row(("moment", i, moment), sizes, {f"peak{i}": 1.0}, rhs)
-        others = {f"peak{i}": -1.0, f"resident{i}": -1.0}
+        others = {f"peak{i}": -1.0, f"resident{i}": -1.0, "over": 1.0}
         own = -unit * costs[:, RESIDENT]
         yield Row(("resident", i, 0), own, {f"resident{i}": 1.0}, unit * base[RESIDENT])
         for j in range(len(in_flight[0])):
@@ -320,17 +344,31 @@ def _rows(
             yield Row(("memory", i, k), np.zeros(0), {**others, **sums}, -1.0 - SLACK)
 
 
+def _stage_costs(loose: Loose, taken: Sequence[_Taken], stage: int) -> Floats:
+    """What each choice costs a stage."""
+    none = np.zeros((1, HELD + len(loose.stages.in_flight[0][0])))
+    found = [none[:0]]
+    for one in taken:
+        costs = one.of(loose).get(stage)
+        found.append(none.repeat(len(one.known), 0) if costs is None else costs[one.known])
+    return np.concatenate(found)
+
+
 def _zero(stages: Stages) -> Floats:
     return np.zeros(HELD + len(stages.in_flight[0][0]))
 
 
 def _exact(
-    loose: Loose, values: dict[tuple[str, int, int], float], per_byte: float, per_second: float
+    loose: Loose,
+    values: dict[tuple[str, int, int], float],
+    per_byte: float,
+    per_second: float,
+    fit: bool,
 ) -> _Multipliers:
-    """Multipliers that add up as they must, from a solver's."""
+    """Multipliers that add up as they must, from a solver's. `fit`: none of seconds."""
     stages, count = loose.stages, len(loose.stages.in_flight)
     pace = np.array([*(values["slowest", i, 0] for i in range(count)), values["floor", 0, 0]])
-    pace = _to_one(pace)
+    pace = np.zeros(count + 1) if fit else _to_one(pace)
     memory = [
         np.array([values["memory", i, k] for k in range(len(counts))]) * per_byte
         for i, counts in enumerate(stages.in_flight)
@@ -345,14 +383,18 @@ def _exact(
             moments[i] *= memory[i].sum() / total
         else:
             moments[i, 0] = memory[i].sum()
-    step = _to_one(np.array([values["late", i, 0] for i in range(count)]))
+    step = np.array([values["late", i, 0] for i in range(count)])
+    step = np.zeros(count) if fit else _to_one(step)
     parts = range(len(loose.spread))
     # These rows count slots: their multipliers are seconds.
     least, most = (
         np.array([values[kind, part, 0] / per_second for part in parts])
         for kind in ("least", "most")
     )
-    return _Multipliers(pace[:-1], float(pace[-1]), step, tuple(memory), moments, least, most)
+    every = 0.0 if fit else stages.per_stage
+    return _Multipliers(
+        every, pace[:-1], float(pace[-1]), step, tuple(memory), moments, least, most
+    )
 
 
 def _to_one(weights: Floats) -> Floats:

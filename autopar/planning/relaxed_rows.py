@@ -1,8 +1,11 @@
-"""The linear programme behind `relaxed`, in PuLP, and its dual values."""
+"""The linear programme behind `relaxed` and its dual values: by HiGHS itself, which takes matrices,
+or by CBC through PuLP."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import highspy
 import numpy as np
 import pulp
 from numpy.typing import NDArray
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 from autopar.planning.solvers import duals
 
 Name = tuple[str, int, int]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class Row:
     """Σ columns · y + Σ others · variable ≥ right (or `equal` to it); no columns: none counts."""
 
     name: Name
-    columns: NDArray[np.float64]
+    columns: Floats
     others: Mapping[str, float]
     right: float
     equal: bool = False
@@ -26,12 +30,64 @@ class Row:
 def solved_duals(
     names: Sequence[str],
     objective: Mapping[str, float],
-    columns: NDArray[np.float64],
+    columns: Floats,
     rows: Sequence[Row],
     solver: str,
 ) -> tuple[dict[Name, float], float] | None:
     """Dual values of the rows, and the least value of Σ columns · y + Σ objective · variable, all
     at least 0; None where no values satisfy the rows."""
+    if solver == "highs":
+        return _by_highs(names, objective, columns, rows)
+    return _by_pulp(names, objective, columns, rows, solver)
+
+
+def _by_highs(
+    names: Sequence[str], objective: Mapping[str, float], columns: Floats, rows: Sequence[Row]
+) -> tuple[dict[Name, float], float] | None:
+    count, place = len(columns), {name: len(columns) + k for k, name in enumerate(names)}
+    table = np.zeros((len(rows), count + len(names)))
+    for r, row in enumerate(rows):
+        if len(row.columns):
+            table[r, :count] = row.columns
+        for name, factor in row.others.items():
+            table[r, place[name]] = factor
+    where = np.nonzero(table)
+    right = np.array([row.right for row in rows])
+    most = np.where([row.equal for row in rows], right, np.inf)
+    programme = highspy.HighsLp()
+    programme.num_col_, programme.num_row_ = table.shape[1], table.shape[0]
+    programme.col_cost_ = np.concatenate([columns, [objective.get(name, 0.0) for name in names]])
+    programme.col_lower_ = np.zeros(table.shape[1])
+    programme.col_upper_ = np.full(table.shape[1], np.inf)
+    programme.row_lower_, programme.row_upper_ = right, most
+    programme.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    programme.a_matrix_.start_ = np.searchsorted(where[0], np.arange(len(rows) + 1))
+    programme.a_matrix_.index_ = where[1]
+    programme.a_matrix_.value_ = table[where]
+    highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    for option, value in (("output_flag", False), ("parallel", "off"), ("random_seed", 0)):
+        highs.setOptionValue(option, value)
+    highs.passModel(programme)
+    highs.run()
+    status = highs.getModelStatus()
+    if status in (
+        highspy.HighsModelStatus.kInfeasible,
+        highspy.HighsModelStatus.kUnboundedOrInfeasible,  # no objective here falls for ever
+    ):
+        return None
+    assert status == highspy.HighsModelStatus.kOptimal, status
+    found = highs.getSolution().row_dual
+    values = {row.name: float(x) for row, x in zip(rows, found, strict=True)}
+    return values, float(highs.getInfo().objective_function_value)
+
+
+def _by_pulp(
+    names: Sequence[str],
+    objective: Mapping[str, float],
+    columns: Floats,
+    rows: Sequence[Row],
+    solver: str,
+) -> tuple[dict[Name, float], float] | None:
     model = pulp.LpProblem("relaxed", pulp.LpMinimize)
     taken = [model.add_variable(f"y_{j:05}", 0.0) for j in range(len(columns))]
     others = {name: model.add_variable(name, 0.0) for name in names}

@@ -44,8 +44,7 @@ def scheduled(
     schedules = [offer for offer in offers if isinstance(offer, Schedule)]
     chosen = [s for s in schedules if pins.schedule in (None, s.name)]
     for schedule in chosen:
-        schedule.table.check()
-        assert schedule.axis == axis and schedule.table.stages == setting.mesh.size(axis), schedule
+        assert schedule.axis == axis, schedule
         yield replace(setting, schedule=schedule)
     if not chosen:
         why = [offer.reason for offer in offers if isinstance(offer, Refusal)]
@@ -55,8 +54,9 @@ def scheduled(
         yield Refusal("; ".join(why) or f"{owner.name!r} has no schedule for it")
 
 
-def stages_of(schedule: Schedule) -> Stages:
-    """What of a schedule a planning problem sees."""
+def stages_of(schedule: Schedule, stages: int) -> Stages:
+    """What of a schedule of so many stages a planning problem sees."""
     table = schedule.table
+    assert table.stages == stages, schedule
     in_flight = tuple(table.in_flight(stage) for stage in range(table.stages))
     return Stages(table.per_slowest, table.per_stage, in_flight)

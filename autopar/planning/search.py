@@ -1,54 +1,64 @@
 """The outer search: every mesh and microbatch count, cheapest bound first, an ILP for each."""
 
 import heapq
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.graph.model_graph import ModelGraph
-from autopar.planning.meshes import axes_in_order, settings
-from autopar.planning.outer import (
-    Dropped,
-    Outer,
-    check_layers,
-    open_setting,
-    pointless,
-    with_schedule,
-)
+from autopar.layouts.layout import Setting
+from autopar.planning.outer import Dropped
 from autopar.planning.pins import Pins
-from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible
-from autopar.planning.schedules import scheduled
-from autopar.planning.separable import why_inseparable
+from autopar.planning.space import ROUNDING, Space, Unopened, space_of
 from autopar.planning.tried import (
     Answer,
     SearchOptions,
     Tried,
-    opened,
     relax,
     settle,
     sharper,
     shortage,
+    work_of,
 )
 from autopar.planning.watch import Progress, Watch, unwatched
-from autopar.planning.weights import Weights, first_guess, rows_of
-from autopar.planning.works import Works
-from autopar.plugin import CostModel, Refusal, Strategy
+from autopar.planning.weights import Weights
+from autopar.plugin import CostModel, Strategy
 from autopar.text import size
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A setting that the search is done with: no program of it is faster than `bound_s`, the best
+    that was found takes `step_s` (inf: none); with no answer, why (None: it can't be faster than
+    the plan). `settings`: how many it stands for, of which nothing was priced (else 1)."""
+
+    asked: Setting
+    bound_s: float
+    step_s: float = math.inf
+    result: Infeasible | None = None
+    settings: int = 1
+
+    @property
+    def solved(self) -> bool:
+        """Whether a solver looked at it."""
+        return self.result is not None or math.isfinite(self.step_s)
+
+
+@dataclass(frozen=True)
 class Found:
-    """The best program with its prices, and everything that was tried or dropped."""
+    """The best program with its prices, and everything that was tried or dropped. `winner`: the
+    setting as it was asked for."""
 
     answer: Answer
-    winner: Outer
+    winner: Setting
     prices: Prices
     bound_s: float
-    tried: tuple[Tried, ...]
+    tried: tuple[Seen, ...]
     dropped: tuple[Dropped, ...]
     inseparable: str | None = field(default=None)
 
@@ -67,119 +77,120 @@ def search(
     Errors: AutoparError where no mesh is legal (with each reason), InfeasibleError where nothing
     fits into memory (short by how much).
     """
-    space = _opened(model, cluster, strategies, cost_models, pins, options, watch)
-    if not space.opened:
-        raise _nothing_legal(cluster, pins, space.dropped)
-    return _choose(space, options, watch, lambda dropped: _nothing_legal(cluster, pins, dropped))
-
-
-@dataclass(frozen=True)
-class _Space:
-    """All settings: those that can run, with rough bounds, and the others."""
-
-    opened: list[Tried]
-    dropped: list[Dropped]
-    inseparable: str | None
-
-
-def _opened(
-    model: ModelGraph,
-    cluster: ClusterSpec,
-    strategies: Sequence[Strategy],
-    cost_models: Sequence[CostModel],
-    pins: Pins,
-    options: SearchOptions,
-    watch: Watch,
-) -> _Space:
-    check_layers(model, pins)
-    space = _Space([], [], why_inseparable(model))
-    axes, layers = axes_in_order(strategies), len(model.layers)
-    works: Works | None = None
-    guess = first_guess(rows_of(cost_models)(cluster))
-    sizes = (pins.axes, pins.microbatches, model.batch_size, layers)
-    for asked in settings(axes, cluster.devices, *sizes):
-        watch(Progress(len(space.opened) + len(space.dropped), len(space.dropped)))
-        if pointless(model, asked, strategies, pins.axes):
-            continue
-        alike: dict[bool, Outer | Dropped] = {}
-        for setting in scheduled(asked, strategies, pins, layers):
-            if isinstance(setting, Refusal):
-                space.dropped.append(Dropped(asked, setting.reason))
-                continue
-            # What a schedule allows depends on how it makes gradients alone.
-            kind = setting.schedule is not None and setting.schedule.table.splits_backward
-            if kind not in alike:
-                alike[kind] = open_setting(model, setting, strategies, pins, space.inseparable)
-            outer = alike[kind]
-            if isinstance(outer, Dropped):
-                space.dropped.append(replace(outer, setting=setting))
-                continue
-            outer = with_schedule(outer, setting)
-            prices = Prices(cost_models, outer.setting.mesh, cluster, guess)
-            works = works or Works(prices)
-            pricer = Pricer(
-                model, outer.setting, prices, outer.candidates, options.state_ratio, works
-            )
-            same = [t for t in space.opened[-1:] if t.outer.candidates is outer.candidates]
-            space.opened.append(opened(outer, pricer, same[0] if same else None))
-    return space
-
-
-Nothing = Callable[[Sequence[Dropped]], AutoparError]
-"""The error where every setting was dropped."""
-
-
-def _choose(space: _Space, options: SearchOptions, watch: Watch, nothing: Nothing) -> Found:
-    """Best first: the setting with the lowest bound is relaxed, or solved if it is already, until
-    no bound is lower than the best step by more than the gap."""
-    best: Tried | None = None
-    best_s = math.inf
-    guess: Weights | None = None
-    tried: list[Tried] = []
-    dropped = list(space.dropped)
-    queue = [(one.bound_s, i, one) for i, one in enumerate(space.opened)]
-    heapq.heapify(queue)
-    while queue:
-        bound_s, place, one = heapq.heappop(queue)
-        if bound_s >= best_s * (1 - options.gap):
-            tried.append(one)
-            continue
-        solved = sum(t.answer is not None for t in tried)
-        counts = (len(space.opened) + len(dropped), len(dropped), len(tried) - solved, solved)
-        watch(Progress(*counts, best_s if best else None, bound_s))
-        if not one.is_relaxed:
-            more = relax(one if one.seen or guess is None else one.by(guess), options)
-            if isinstance(more, Dropped):
-                dropped.append(more)
-            elif more.result is not None:
-                tried.append(more)
-            else:
-                heapq.heappush(queue, (more.bound_s, place, more))
-            continue
-        done = settle(one, options, best_s)
-        if done.step_s < best_s:
-            best, best_s = done, done.step_s
-        weights = sharper(done, options) if done.bound_s < best_s * (1 - options.gap) else None
-        if weights is None:
-            tried.append(done)
-        else:
-            heapq.heappush(queue, (done.bound_s, place, done.by(weights)))
-            guess = weights
-    if not tried:
-        raise nothing(dropped)
+    state = _State(space_of(model, cluster, strategies, cost_models, pins, options), options)
+    for one in state.space.settings():
+        state.add(one)
+    while state.queue:
+        state.look_at_next(watch)
+    if not state.tried:
+        raise _nothing_legal(cluster, pins, state.dropped)
+    best = state.best
     if best is None:
-        raise _nothing_fits(tried, options)
+        raise _nothing_fits(state.unfit, options)
     assert best.answer is not None
-    bounds = [t.bound_s for t in tried if not _never(t.result)]
+    bounds = [seen.bound_s for seen in state.tried if not _never(seen.result)]
     return Found(
         best.answer,
-        best.outer,
+        best.outer.asked,
         best.layered.pricer.prices,
         min(bounds),
-        tuple(tried),
-        tuple(dropped),
-        space.inseparable,
+        tuple(state.tried),
+        tuple(state.dropped),
+        state.space.inseparable,
     )
+
+
+@dataclass
+class _State:
+    """A search under way, best first: the settings with the lowest bound are opened, relaxed if
+    they are open, solved if they are relaxed, until no bound is lower than the best step by more
+    than the gap. `unfit`: what doesn't fit, while nothing does."""
+
+    space: Space
+    options: SearchOptions
+    queue: list[tuple[float, int, Unopened | Tried]] = field(default_factory=list)
+    places: Iterator[int] = field(default_factory=itertools.count)
+    best: Tried | None = None
+    guess: Weights | None = None
+    tried: list[Seen] = field(default_factory=list)
+    unfit: list[Tried] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    waiting: int = 0
+
+    @property
+    def best_s(self) -> float:
+        """The best step so far."""
+        return math.inf if self.best is None else self.best.step_s
+
+    @property
+    def worth_s(self) -> float:
+        """What isn't below this needs no look."""
+        return self.best_s * (1 - self.options.gap)
+
+    def add(self, one: Unopened | Tried | Dropped) -> None:
+        """Into the queue, or aside."""
+        if isinstance(one, Dropped):
+            self.dropped.append(one)
+            return
+        bound_s = one.bound_s if isinstance(one, Tried) else self.space.bound_s(one)
+        self.waiting += 1 if isinstance(one, Tried) else len(one.scheduled)
+        heapq.heappush(self.queue, (bound_s, next(self.places), one))
+
+    def look_at_next(self, watch: Watch) -> None:
+        """What has the lowest bound."""
+        bound_s, _, one = heapq.heappop(self.queue)
+        self._tell(watch, bound_s)
+        self.waiting -= 1 if isinstance(one, Tried) else len(one.scheduled)
+        if isinstance(one, Unopened):
+            now_s = self.space.bound_s(one)
+        else:
+            now_s = one.bound_s if one.is_relaxed else self.space.sharpened_s(one)
+        if now_s >= self.worth_s:
+            self._done(one, now_s)
+        elif now_s > bound_s * (1 + ROUNDING):
+            self.add(one if isinstance(one, Unopened) else replace(one, bound_s=now_s))
+        elif isinstance(one, Unopened):
+            for opened in self.space.open(one):
+                self.add(opened)
+        elif not one.is_relaxed:
+            self._relax(one)
+        else:
+            self._settle(one)
+
+    def _relax(self, one: Tried) -> None:
+        more = relax(one if one.seen or self.guess is None else one.by(self.guess), self.options)
+        if isinstance(more, Dropped):
+            self.dropped.append(more)
+        elif more.result is not None:
+            self._done(more, more.bound_s)
+        else:
+            self.space.learn(more.outer.asked, work_of(more))
+            self.add(more)
+
+    def _settle(self, one: Tried) -> None:
+        done = settle(one, self.options, self.best_s)
+        if done.step_s < self.best_s:
+            self.best = done
+        weights = sharper(done, self.options) if done.bound_s < self.worth_s else None
+        if weights is None:
+            self._done(done, done.bound_s)
+        else:
+            self.guess = weights
+            self.add(done.by(weights))
+
+    def _done(self, one: Unopened | Tried, bound_s: float) -> None:
+        if isinstance(one, Unopened):
+            self.tried.append(Seen(one.asked, bound_s, settings=len(one.scheduled)))
+            return
+        self.tried.append(Seen(one.outer.asked, bound_s, one.step_s, one.result))
+        self.unfit = [*self.unfit, one] if self.best is None else []
+
+    def _tell(self, watch: Watch, bound_s: float) -> None:
+        solved = sum(seen.solved for seen in self.tried)
+        done = sum(seen.settings for seen in self.tried)
+        every = done + self.waiting + len(self.dropped)
+        best_s = self.best_s if self.best else None
+        watch(Progress(every, len(self.dropped), done - solved, solved, best_s, bound_s))
 
 
 def _never(result: Infeasible | None) -> bool:

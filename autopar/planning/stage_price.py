@@ -74,7 +74,7 @@ class StagePricer:
             tuple(edges),
             limit_bytes,
             covers=self.layered.covers(),
-            stages=stages_of(self.schedule),
+            stages=stages_of(self.schedule, self.pricer.setting.mesh.size(self.schedule.axis)),
             base_shares=tuple(self._base()),
         )
 
@@ -249,7 +249,11 @@ class StagePricer:
                 yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
 
 
-def least_work(pricer: Pricer) -> tuple[float, float]:
+Work = tuple[float, float]
+"""Seconds of a microbatch, and seconds once a step, of all layers together."""
+
+
+def least_work(pricer: Pricer) -> Work:
     """Seconds of a microbatch and seconds once a step, each region by its fastest choice: the same
     under every schedule."""
     each_s, once_s = 0.0, 0.0
@@ -267,9 +271,9 @@ def least_work(pricer: Pricer) -> tuple[float, float]:
     return each_s, once_s
 
 
-def schedule_bound(schedule: Schedule, work: tuple[float, float]) -> float:
+def schedule_bound(schedule: Schedule, stages: int, microbatches: int, work: Work) -> float:
     """No cut of the layers is faster: the stages together have at least all the work, and the
     slowest has at least its share."""
-    table = schedule.table
-    pace = table.per_slowest / table.stages + table.per_stage
-    return pace * work[0] + work[1] / table.stages
+    per_stage = schedule.bubble_pace
+    pace = (microbatches - per_stage) / stages + per_stage
+    return pace * work[0] + work[1] / stages

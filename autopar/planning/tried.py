@@ -10,14 +10,14 @@ from autopar.layouts.stages import Cut, make_cut
 from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.account import books_by_stage, step_seconds
 from autopar.planning.anywhere import Anywhere
+from autopar.planning.columns import EACH_S, ONCE_S
 from autopar.planning.cuts import check_weights, cuts, every_cut
 from autopar.planning.ilp import least_bytes, smallest, solve
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped, Outer
-from autopar.planning.price import Pricer
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.relaxed import Relaxed, relaxed
-from autopar.planning.stage_price import StagePricer, least_work, schedule_bound
+from autopar.planning.stage_price import StagePricer, Work
 from autopar.planning.weights import Spent, Weights, rows_of, seconds_of, sharpest
 from autopar.planning.whole_price import whole_problem
 
@@ -49,7 +49,7 @@ class Answer:
 class Tried:
     """One outer candidate and what came of it. No program of it is faster than `bound_s`.
 
-    `work`: least seconds of a microbatch and of what is done once a step. `low`: the relaxation of
+    `low`: the relaxation of
     its problem, where layers don't lie in stages; `anywhere`: what is known before they are cut.
     `answer`: the best program found so far; `seen`: what each answer so far does, which was found
     by weights that are sharp for those before it.
@@ -58,7 +58,6 @@ class Tried:
     outer: Outer
     layered: Layered
     bound_s: float
-    work: tuple[float, float]
     problem: PlanningProblem | None = None
     low: Relaxed | None = None
     anywhere: Anywhere | None = None
@@ -84,18 +83,6 @@ class Tried:
         return replace(self, layered=layered, problem=None, low=None, anywhere=None)
 
 
-def opened(outer: Outer, pricer: Pricer, same: Tried | None) -> Tried:
-    """The setting with a rough bound: most are pruned by it, and a problem takes much longer.
-    `same`: the setting under another schedule, whose prices are the same."""
-    schedule = outer.setting.schedule
-    pricer = pricer if same is None else same.layered.pricer.at(outer.setting)
-    work = least_work(pricer) if same is None else same.work
-    bound_s = outer.setting.microbatches * work[0] + work[1]
-    if schedule is not None:
-        bound_s = schedule_bound(schedule, work)
-    return Tried(outer, Layered(pricer), bound_s, work)
-
-
 def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
     """The setting with a bound that knows of memory; with its result, where nothing fits."""
     if any(not kind.columns.picks for kind in tried.layered.kinds.values()):
@@ -114,6 +101,20 @@ def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
     bound_s = max(tried.bound_s, anywhere.bound(options.solver))
     result = None if math.isfinite(bound_s) else _short(anywhere.least_bytes(), options)
     return replace(tried, anywhere=anywhere, bound_s=bound_s, result=result)
+
+
+def work_of(tried: Tried) -> Work:
+    """Seconds of a microbatch and once a step at least, whatever memory allows."""
+    each_s = once_s = 0.0
+    for kind in tried.layered.kinds.values():
+        each_s += float(kind.columns.costs[:, EACH_S].min())
+        once_s += float(kind.columns.costs[:, ONCE_S].min())
+    pricer = tried.layered.pricer
+    for key in tried.layered.skeleton:
+        bills = [pricer.bill("", candidate) for candidate in pricer.candidates[key]]
+        each_s += min(bill.each_s(pricer.setting.microbatches) for bill in bills)
+        once_s += min(bill.step_s for bill in bills)
+    return each_s, once_s
 
 
 def _short(least: int, options: SearchOptions) -> Infeasible:

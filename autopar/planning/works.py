@@ -5,7 +5,7 @@ each run what 8 data ranks run in one. So a setting is reduced to its likeness, 
 splits the batch, and nothing else, is as small as it can be and microbatches make up for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.graph.model_graph import Block
@@ -84,13 +84,24 @@ class Works:
     prices: Prices
     typings: dict[Key, RegionTyping] = field(default_factory=dict)
     works: dict[Key, Work] = field(default_factory=dict)
+    bare: dict[Candidate, Candidate] = field(default_factory=dict)
+
+    def only(self, candidate: Candidate) -> Candidate:
+        """The candidate bare."""
+        if candidate not in self.bare:
+            self.bare[candidate] = bare(candidate)
+        return self.bare[candidate]
 
     def typing(self, block: Block, candidate: Candidate) -> RegionTyping:
         """The layouts of a candidate's region, which its splits and forms decide."""
+        return replace(self.layouts(block, candidate), candidate=candidate)
+
+    def layouts(self, block: Block, candidate: Candidate) -> RegionTyping:
+        """The same of the candidate without how its parameters live and what runs again."""
         key = (id(block), candidate.region, candidate.splits, candidate.forms)
         if key not in self.typings:
             self.typings[key] = type_region(block, replace(bare(candidate), recompute=None))
-        return replace(self.typings[key], candidate=candidate)
+        return self.typings[key]
 
     def of(
         self,
@@ -101,16 +112,16 @@ class Works:
         path: str,
         group: tuple[str, ...],
         here: Here | None,
+        place: Hashable,
     ) -> Work:
-        """The work of a candidate's region in the layer `path`, of a `group`."""
-        part = None if here is None else (here.cut.counts, here.part)
-        place = (part, len(group), path == group[0], path == group[-1])
+        """The work of a bare candidate's region in the layer `path`, of a `group`. `place`: what
+        of these three it depends on."""
         reduced = alike.of_candidate(candidate)
         if reduced is not None:
             work = self._work(block, reduced, alike.setting, path, group, here, place)
             if not any(p.axis in alike.sizes for c in work.collectives for p in c.axes):
                 return _on(work, setting.mesh)
-        return self._work(block, bare(candidate), setting, path, group, here, place)
+        return self._work(block, candidate, setting, path, group, here, place)
 
     def _work(
         self,
@@ -120,7 +131,7 @@ class Works:
         path: str,
         group: tuple[str, ...],
         here: Here | None,
-        place: Key,
+        place: Hashable,
     ) -> Work:
         key = (id(block), only, setting.data, setting.microbatches, place)
         if key not in self.works:

@@ -1,0 +1,204 @@
+"""The settings of a search, opened one by one: each has a bound before anything of it is priced.
+
+That bound follows from what is known of the same work elsewhere, since prices are subadditive: a
+part of an op costs at least its share of the whole. So what a step's microbatches come to is no
+less than the whole batch on one device, shared out among all (before anything is known of a mesh),
+nor than with fewer, larger microbatches on the same mesh (once those are priced). A cost model by
+which cutting an op makes it cheaper than its share would make the bound wrong, and is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.cluster import ClusterSpec
+from autopar.errors import AutoparError
+from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.layout import Setting
+from autopar.mesh import Mesh
+from autopar.planning.layered import Layered
+from autopar.planning.meshes import axes_in_order, settings
+from autopar.planning.outer import (
+    Dropped,
+    Outer,
+    check_layers,
+    open_setting,
+    pointless,
+    with_schedule,
+)
+from autopar.planning.pins import Pins
+from autopar.planning.price import Pricer
+from autopar.planning.prices import Prices
+from autopar.planning.schedules import scheduled
+from autopar.planning.separable import why_inseparable
+from autopar.planning.stage_price import Work, least_work, schedule_bound
+from autopar.planning.tried import SearchOptions, Tried
+from autopar.planning.weights import first_guess, rows_of
+from autopar.planning.works import Works
+from autopar.plugin import CostModel, Refusal, Strategy
+
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Unopened:
+    """A mesh and a number of microbatches, with the schedules that it may have: settings of which
+    nothing is priced yet."""
+
+    asked: Setting
+    scheduled: tuple[Setting, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """All settings of a search, and what is known of their work: by mesh, numbers of microbatches
+    with the least seconds of a step's microbatches and of what is done once, of all stages."""
+
+    model: ModelGraph
+    cluster: ClusterSpec
+    strategies: Sequence[Strategy]
+    cost_models: Sequence[CostModel]
+    pins: Pins
+    options: SearchOptions
+    inseparable: str | None
+    works: Works
+    whole_s: float = 0.0
+    known: dict[Mesh, list[tuple[int, Work]]] = field(default_factory=dict)
+    opened: dict[Mesh, list[tuple[int, float]]] = field(default_factory=dict)
+    """Of those that were opened, seconds of a step's microbatches by rough prices."""
+
+    def settings(self) -> Iterator[Unopened | Dropped]:
+        """All of them; what can't run at once is dropped."""
+        layers = len(self.model.layers)
+        sizes = (self.pins.axes, self.pins.microbatches, self.model.batch_size, layers)
+        useless: dict[Mesh, bool] = {}
+        for asked in settings(axes_in_order(self.strategies), self.cluster.devices, *sizes):
+            if asked.mesh not in useless:
+                args = (self.model, asked, self.strategies, self.pins.axes)
+                useless[asked.mesh] = pointless(*args)
+            if useless[asked.mesh]:
+                continue
+            found = list(scheduled(asked, self.strategies, self.pins, layers))
+            for one in found:
+                if isinstance(one, Refusal):
+                    yield Dropped(asked, one.reason)
+            offered = tuple(one for one in found if isinstance(one, Setting))
+            if offered:
+                yield Unopened(asked, offered)
+
+    def bound_s(self, unopened: Unopened) -> float:
+        """Seconds that no program of these settings beats."""
+        return min(
+            step_bound(setting, self._at_least(setting.mesh, setting.microbatches, setting))
+            for setting in unopened.scheduled
+        )
+
+    def _at_least(self, mesh: Mesh, microbatches: int, setting: Setting) -> Work:
+        stages = stages_in(setting)
+        each_s, once_s = self.whole_s / (mesh.world / stages), 0.0
+        for fewer, work in self.known.get(mesh, ()):
+            if microbatches % fewer == 0:
+                each_s, once_s = max(each_s, work[0]), max(once_s, work[1])
+        return each_s / microbatches, once_s
+
+    def learn(self, setting: Setting, work: Work) -> None:
+        """What a microbatch and a step of a setting take at least, of all stages."""
+        step = (work[0] * setting.microbatches, work[1])
+        self.known.setdefault(setting.mesh, []).append((setting.microbatches, step))
+
+    def _check(self, setting: Setting, work: Work) -> None:
+        """Errors: AutoparError where the same by the same weights says that prices aren't so."""
+        step_s = work[0] * setting.microbatches
+        shares = [self.whole_s / (setting.mesh.world / stages_in(setting))]
+        shares += [
+            s for fewer, s in self.opened.get(setting.mesh, ()) if fewer < setting.microbatches
+        ]
+        if step_s < max(shares) * (1 - ROUNDING):
+            raise AutoparError(
+                f"the cost models price the ops of {setting.mesh} with {setting.microbatches} "
+                f"microbatches at {step_s:.6g} s a step, less than their share of the whole batch "
+                f"or of larger microbatches ({max(shares):.6g} s): a part of an op must cost at "
+                "least its share of the whole"
+            )
+        self.opened.setdefault(setting.mesh, []).append((setting.microbatches, step_s))
+
+    def open(self, unopened: Unopened) -> Iterator[Tried | Dropped]:
+        """The settings with their candidates and rough bounds."""
+        least_s = self.bound_s(unopened)
+        # What a schedule allows depends on how it makes gradients alone.
+        alike: dict[bool, tuple[Outer, Pricer, Work] | Dropped] = {}
+        for setting in unopened.scheduled:
+            kind = setting.schedule is not None and setting.schedule.splits_backward
+            if kind not in alike:
+                alike[kind] = self._priced(setting)
+            found = alike[kind]
+            if isinstance(found, Dropped):
+                yield replace(found, setting=setting)
+                continue
+            outer, pricer, work = found
+            outer = with_schedule(outer, setting)
+            layered = Layered(pricer.at(outer.setting))
+            yield Tried(outer, layered, max(least_s, step_bound(setting, work)))
+        every = [found[2] for found in alike.values() if not isinstance(found, Dropped)]
+        if every:
+            least = (min(work[0] for work in every), min(work[1] for work in every))
+            self.learn(unopened.scheduled[0], least)
+
+    def sharpened_s(self, tried: Tried) -> float:
+        """The bound of an opened setting by what was learnt since."""
+        setting = tried.outer.asked
+        work = self._at_least(setting.mesh, setting.microbatches, setting)
+        return max(tried.bound_s, step_bound(setting, work))
+
+    def whole_work_s(self) -> float:
+        """Seconds of the whole batch on one device at least; 0 where a single one can't run it."""
+        free = Pins({}, None, {}, ())
+        outer = open_setting(
+            self.model, Setting(Mesh(()), (), 1), self.strategies, free, self.inseparable
+        )
+        return 0.0 if isinstance(outer, Dropped) else self._pricer(outer)[1][0]
+
+    def _priced(self, setting: Setting) -> tuple[Outer, Pricer, Work] | Dropped:
+        args = (self.model, setting, self.strategies, self.pins, self.inseparable)
+        outer = open_setting(*args)
+        if isinstance(outer, Dropped):
+            return outer
+        pricer, work = self._pricer(outer)
+        self._check(setting, work)
+        return outer, pricer, work
+
+    def _pricer(self, outer: Outer) -> tuple[Pricer, Work]:
+        prices = replace(self.works.prices, mesh=outer.setting.mesh, known={})
+        pricer = Pricer(
+            *(self.model, outer.setting, prices, outer.candidates),
+            *(self.options.state_ratio, self.works),
+        )
+        return pricer, least_work(pricer)
+
+
+def stages_in(setting: Setting) -> int:
+    """How many stages a setting has."""
+    return 1 if setting.schedule is None else setting.mesh.size(setting.schedule.axis)
+
+
+def step_bound(setting: Setting, work: Work) -> float:
+    """Seconds that no program beats whose stages together do so much at least."""
+    if setting.schedule is None:
+        return setting.microbatches * work[0] + work[1]
+    stages = stages_in(setting)
+    return schedule_bound(setting.schedule, stages, setting.microbatches, work)
+
+
+def space_of(
+    model: ModelGraph,
+    cluster: ClusterSpec,
+    strategies: Sequence[Strategy],
+    cost_models: Sequence[CostModel],
+    pins: Pins,
+    options: SearchOptions,
+) -> Space:
+    """The space of a search. Errors: AutoparError for a pin of layers that names none."""
+    check_layers(model, pins)
+    inseparable = why_inseparable(model)
+    prices = Prices(cost_models, Mesh(()), cluster, first_guess(rows_of(cost_models)(cluster)))
+    args = (model, cluster, strategies, cost_models, pins, options, inseparable, Works(prices))
+    return replace(Space(*args), whole_s=Space(*args).whole_work_s())
