@@ -517,8 +517,9 @@ class CostModel(abc.ABC):
     @abc.abstractmethod
     def cost(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> float:
         """Seconds for a Compute, a Collective or an Alongside, bytes for a Resident. All but
-        collectives are one rank's, and priced once for all meshes: theirs is empty. Errors:
-        AutoparError for an effect without a price (an unknown op, say); never a zero."""
+        collectives are one rank's, and priced once for all meshes: theirs is empty. A part of an op
+        or of a message costs at least its share of the whole: bounds of a search build on it.
+        Errors: AutoparError for an effect without a price (an unknown op, say); never a zero."""
 
     def apart(self, effect: Effect, mesh: Mesh, cluster: ClusterSpec) -> tuple[float, float]:
         """Seconds of a Compute or a Collective on the device or the network, and of the host that
