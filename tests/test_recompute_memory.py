@@ -24,7 +24,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "tp2_sequence": {"dp": 1, "tp": 2, "sequence": True},
     "dp2": {"dp": 2, "tp": 1},
 }
-QUICK = ("tp1", "tp2")
+QUICK = ("tp2",)
 CHOICES: dict[str, dict[str, Any]] = {
     "none": {"recompute": False},
     "region": {"layers": {"*.[0-9]*": {"recompute": "selective"}}},
