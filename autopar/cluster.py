@@ -44,9 +44,13 @@ _DEVICE_KEYS = (
     "overhead_bytes",
     "communicator_bytes",
     "fragmentation",
+    "special_per_s",
     "kernels",
 )
-_OPTIONAL_KEYS = ("overhead_bytes", "communicator_bytes", "fragmentation", "kernels")
+_OPTIONAL_KEYS = (
+    *("overhead_bytes", "communicator_bytes", "fragmentation", "special_per_s"),
+    "kernels",
+)
 _FULL_KEYS = ("device", "devices", "links", "source", "date")
 _PRESET_KEYS = ("preset", "devices", "links", *_DEVICE_KEYS)
 
@@ -190,7 +194,8 @@ def _build(full: Mapping[str, Any], source: str, date: str) -> ClusterSpec:
     fields["flops_per_s"] = tuple(sorted(rates.items()))
     for key in ("overhead_bytes", "communicator_bytes"):
         fields[key] = whole_number(device.get(key, 0))
-    fields["fragmentation"] = device.get("fragmentation", 0.0)
+    for key in ("fragmentation", "special_per_s"):
+        fields[key] = device.get(key, 0.0)
     if "kernels" in device:
         fields["kernels"] = _kernels(device["kernels"])
     fields["memory_bytes"] = whole_number(fields["memory_bytes"])

@@ -28,8 +28,9 @@ def checked(spec: ClusterSpec) -> ClusterSpec:
     for key in ("overhead_bytes", "communicator_bytes"):
         if getattr(device, key) != 0:
             positive(f"device.{key}", getattr(device, key), whole=True)
-    if device.fragmentation != 0:
-        positive("device.fragmentation", device.fragmentation)
+    for key in ("fragmentation", "special_per_s"):
+        if getattr(device, key) != 0:
+            positive(f"device.{key}", getattr(device, key))
     if device.kernels is not None:
         _check_kernels(device.kernels)
     if not device.flops_per_s:
@@ -79,12 +80,11 @@ def checked_link(link: Link, inner: int) -> None:
     _checked_shape(what, link, link.devices // inner)
     positive(f"{what}: wraps_from", link.wraps_from, whole=True)
     positive(f"{what}: oversubscription", link.oversubscription)
-    positive(f"{what}: shared_efficiency", link.shared_efficiency)
-    if link.oversubscription < 1 or link.shared_efficiency > 1:
-        raise AutoparError(
-            f"{what}: oversubscription {link.oversubscription} must be 1 or more, "
-            f"shared_efficiency {link.shared_efficiency} at most 1"
-        )
+    if link.crowding != 0:
+        positive(f"{what}: crowding", link.crowding)
+    positive(f"{what}: leaf", link.leaf, whole=True)
+    if link.oversubscription < 1:
+        raise AutoparError(f"{what}: oversubscription {link.oversubscription} must be 1 or more")
     if link.switch_bytes_per_s or link.switch_latency_s:
         positive(f"{what}: switch_bytes_per_s", link.switch_bytes_per_s)
         positive(f"{what}: switch_latency_s", link.switch_latency_s)

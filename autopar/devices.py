@@ -20,7 +20,8 @@ class Kernels:
     host times h and d join to (d^q + h^q)^(1/q), q = `host_exponent`; a backward has
     `backward_ops` host ops for each forward op, an optimizer step `optimizer_ops` for each
     parameter (torch steps lists of parameters at once on GPUs). `joins_pointwise`: kernels do
-    neighbouring pointwise ops together (a compiler's, or written by hand). `weight_products`: the
+    neighbouring pointwise ops together (a compiler's, or written by hand), `joins_sums`: adding up
+    gradients too (a compiler's). `weight_products`: the
     dtype that operands of products with weights are cast to ("": none). A second of communication
     beside compute slows it by `overlap_slowdown` (1: nothing is hidden); every collective takes
     `collective_s` beside its algorithm, to start and to wait for the last rank.
@@ -40,6 +41,7 @@ class Kernels:
     backward_ops: float
     optimizer_ops: float
     joins_pointwise: bool = False
+    joins_sums: bool = False
     weight_products: str = ""
     overlap_slowdown: float = 1.0
     collective_s: float = 0.0
@@ -53,8 +55,9 @@ class Device:
     `op_overhead_s` is the host's time per op; `overhead_bytes` is the part of `memory_bytes` that
     no plan can use (the device's context, the libraries' workspaces), `communicator_bytes` what
     each group of ranks that communicate takes beside, `fragmentation` by which share an allocator
-    needs more for tensors that come and go than they have. `kernels`: where left out,
-    every op goes at the rates above, and the host waits for each.
+    needs more for tensors that come and go than they have. `special_per_s`: how many exponentials,
+    tangents and the like it takes a second (0: as many as its memory delivers). `kernels`: where
+    left out, every op goes at the rates above, and the host waits for each.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Device:
     overhead_bytes: int = 0
     communicator_bytes: int = 0
     fragmentation: float = 0.0
+    special_per_s: float = 0.0
     kernels: Kernels | None = None
 
 
@@ -107,8 +111,9 @@ class Link:
     neighbour along each dimension of `shape` (outermost first; ranks lie in row-major order), and
     dimensions of `wraps_from` devices or more close to a ring. `oversubscription`: how many times
     more bytes the devices can send than this level carries when all send at once (a fat tree's
-    upper levels). `shared_efficiency`: what is left of the rate when groups that each have some of
-    a block's devices, more than one, cross this level together. `switch_bytes_per_s`: the rate of
+    upper levels). `crowding`: groups that each have some of a node's devices, more than one,
+    collide where they reach beyond `leaf` nodes, which one switch joins: each of g such groups has
+    1 / (1 + crowding · g) of its rate. `switch_bytes_per_s`: the rate of
     all-reduces that the switch itself adds up, each of `switch_latency_s` (0: it can't).
     """
 
@@ -120,7 +125,8 @@ class Link:
     shape: tuple[int, ...] = ()
     wraps_from: int = 3
     oversubscription: float = 1.0
-    shared_efficiency: float = 1.0
+    crowding: float = 0.0
+    leaf: int = 1
     switch_bytes_per_s: float = 0.0
     switch_latency_s: float = 0.0
     protocols: tuple[Protocol, ...] = ()

@@ -434,7 +434,8 @@ class Compute:
     the forward's in the backward too: a matmul's (products, m, n, k), attention's (heads of all
     samples, queries, keys, length of a query, of a value); () where unknown. `skipped`: the share
     of `flops` that kernels needn't do (half under a causal mask). `between`: those of `bytes`, its
-    own and of the pointwise op before it, that a kernel which does both wouldn't move. `again`: in
+    own and of the pointwise op before it, that a kernel which does both wouldn't move. `special`:
+    exponentials, tangents and the like, one an element. `again`: in
     the backward the forward's own work runs once more."""
 
     op: str
@@ -445,6 +446,7 @@ class Compute:
     shape: tuple[int, ...] = ()
     skipped: float = 0.0
     between: int = 0
+    special: int = 0
     again: bool = False
     kind: ClassVar[str] = "compute"
 

@@ -2,7 +2,7 @@
 
 Two kinds of block: GPT's (Megatron-LM: learned positions, GELU, dropout) and Llama's (rotary
 positions, gated MLP, grouped queries), each with attention as separate products and softmax, or
-fused.
+fused; Llama's with a mixture of experts or latent attention too.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from published_moe import Gated, LatentAttention, Mixture, Mla, Moe, rotated
 from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
 class Shape:
     """Of a decoder. `head`: the width of one; `gated`: the MLP has a gate, and norms no bias;
-    `fused_attention`: one kernel, not products around a softmax; `dropout` 0: none."""
+    `fused_attention`: one kernel, not products around a softmax; `fused_softmax`: else,
+    one kernel that masks, scales and takes the softmax; `dropout` 0: none."""
 
     layers: int
     hidden: int
@@ -30,8 +32,11 @@ class Shape:
     gated: bool
     tied: bool
     fused_attention: bool
+    fused_softmax: bool
     dropout: float
     dtype: torch.dtype
+    moe: Moe | None = None
+    mla: Mla | None = None
 
 
 class Attention(nn.Module):
@@ -65,49 +70,56 @@ class Attention(nn.Module):
             for part, count in zip(parts, heads, strict=True)
         )
         if shape.gated:
-            query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+            query, key = rotated(query, cos, sin), rotated(key, cos, sin)
         if shape.fused_attention:
             grouped = shape.heads != shape.kv_heads
             found = F.scaled_dot_product_attention(
                 query, key, value, dropout_p=shape.dropout, is_causal=True, enable_gqa=grouped
             )
         else:
-            # One kernel masks, scales and takes the softmax: it moves what the softmax moves.
             scores = query @ key.transpose(-1, -2)
-            found = F.dropout(scores.softmax(dim=-1), shape.dropout) @ value
+            if shape.fused_softmax:  # moves what a softmax moves
+                weights = scores.softmax(dim=-1)
+            else:  # in float32; masked in place
+                weights = (scores.float() * shape.head**-0.5).softmax(dim=-1).to(x.dtype)
+            found = F.dropout(weights, shape.dropout) @ value
         return self.out(found.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+class Plain(nn.Module):
+    """Two products around a GELU."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(hidden, ffn), nn.Linear(ffn, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
-    """One layer."""
+    """One layer, the `number`-th."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, number: int) -> None:
         super().__init__()
         norm: Any = nn.RMSNorm if shape.gated else nn.LayerNorm
-        self.shape = shape
-        self.first_norm, self.attention = norm(shape.hidden), Attention(shape)
-        self.second_norm = norm(shape.hidden)
-        if shape.gated:
-            self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=not shape.gated)
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=not shape.gated)
+        self.shape, moe, mla = shape, shape.moe, shape.mla
+        self.first_norm, self.second_norm = norm(shape.hidden), norm(shape.hidden)
+        self.attention: nn.Module = (
+            Attention(shape) if mla is None else LatentAttention(shape.hidden, shape.heads, mla)
+        )
+        if moe is not None and number >= moe.dense_layers:
+            self.mlp: nn.Module = Mixture(shape.hidden, moe)
+        else:
+            ffn = shape.ffn if moe is None else moe.dense_ffn
+            self.mlp = (Gated if shape.gated else Plain)(shape.hidden, ffn)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Hidden states to hidden states."""
         dropout = self.shape.dropout
         x = x + F.dropout(self.attention(self.first_norm(x), cos, sin), dropout)
-        inner = self.second_norm(x)
-        made = (
-            F.silu(self.gate(inner)) * self.up(inner)
-            if self.shape.gated
-            else F.gelu(self.up(inner))
-        )
-        return x + F.dropout(self.down(made), dropout)
+        return x + F.dropout(self.mlp(self.second_norm(x)), dropout)
 
 
 class Decoder(nn.Module):
@@ -122,14 +134,15 @@ class Decoder(nn.Module):
         self.tokens = nn.Embedding(shape.vocab, shape.hidden)
         if not shape.gated:
             self.positions = nn.Embedding(shape.sequence, shape.hidden)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, i) for i in range(shape.layers))
         self.norm = (nn.RMSNorm if shape.gated else nn.LayerNorm)(shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if shape.tied:
             self.head.weight = self.tokens.weight
         length = shape.sequence
         for name in ("cos", "sin"):
-            self.register_buffer(name, torch.empty(length, shape.head), persistent=False)
+            width = shape.head if shape.mla is None else shape.mla.rope
+            self.register_buffer(name, torch.empty(length, width), persistent=False)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """The mean loss over all tokens."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from published_models import Shape
+from published_moe import Mla, Moe
 
 DATA = Path(__file__).parent / "data"
 PRESETS = {
@@ -30,8 +31,33 @@ DEVICES = {
     "gb200_nvl72": "blackwell",
 }
 """Whose constants a preset's devices have."""
-FP8 = ("fp8", "fp8-cs", "fp8-tensorwise", "amp_fp8", "fp8 (25.09 default)", "fp8-cs (fp8-mx)")
-"""Products with weights in fp8 with one scale a tensor."""
+PEAK_BYTES_PER_S = {
+    "a100": 2.039e12,
+    "a100_40gb": 1.555e12,
+    "h100": 3.35e12,
+    "h200": 4.8e12,
+    "h800": 3.35e12,
+    "b200": 8.0e12,
+    "gb200_nvl72": 8.0e12,
+}
+"""Data sheets' rates of memory, of which constants are shares."""
+
+LINE_BYTES_PER_S = {
+    "a100": 25e9,
+    "a100_40gb": 25e9,
+    "h100": 50e9,
+    "h200": 50e9,
+    "h800": 50e9,
+    "b200": 50e9,
+    "gb200_nvl72": 50e9,
+}
+"""A device's share of its node's network cards."""
+
+FP8 = (
+    *("fp8", "fp8-cs", "fp8-tensorwise", "fp8-rowwise", "amp_fp8"),
+    *("fp8 (25.09 default)", "fp8-cs (fp8-mx)", "fp8-mx", "mxfp8"),
+)
+"""Products with weights in fp8."""
 AXES = ("pp", "dp", "cp", "ep", "tp")
 SITES: Mapping[str, Mapping[str, Any]] = {
     "vtrain": {"nic": 0.5},  # 800 Gb/s a node
@@ -64,15 +90,18 @@ class Run:
     """What its figure of memory counts, where it isn't what the software's usually does."""
     weight_products: str = ""
     """The dtype that its products with weights ran in, where it isn't the model's."""
+    scaled_rows: bool = False
+    """Whether fp8 operands have a scale for each row."""
     power_w: int = 0
     """The devices' limit, where it isn't the usual one; they had slower memory as well."""
 
     @property
     def fitted(self) -> bool:
         """Whether it is in the half that constants are fitted on: by hash of the configuration."""
-        key = repr(
-            (self.shape, self.batch, self.preset, self.devices, sorted(map(str, self.pins.items())))
-        )
+        of = self.shape
+        size = (of.layers, of.hidden, of.heads, of.kv_heads, of.ffn, of.vocab, of.sequence)
+        mesh = sorted(map(str, self.pins.items()))
+        key = repr((size, str(of.dtype), self.batch, self.preset, self.devices, mesh))
         return int(hashlib.sha256(key.encode()).hexdigest(), 16) % 2 == 0
 
 
@@ -101,6 +130,7 @@ def _vtrain(which: str, software: Mapping[str, Any]) -> Iterator[Run]:
                 "recompute": "full",
             }
             batch, devices = whole["global batch"], whole["# GPUs"]
+            tp = int(whole["tensor parallelism"])
             shape = Shape(
                 layers=whole["# layers"],
                 hidden=hidden,
@@ -113,6 +143,7 @@ def _vtrain(which: str, software: Mapping[str, Any]) -> Iterator[Run]:
                 gated=False,
                 tied=True,
                 fused_attention=False,
+                fused_softmax=fuses_softmax(heads, whole["micro batch"], tp),
                 dropout=0.1,
                 dtype=torch.float16,
             )
@@ -151,6 +182,8 @@ def source_of(row: Mapping[str, Any]) -> str:
     ):
         if part in text:
             return name
+    if "maxtext" in row["id"]:
+        return "dense_maxtext_hopper"
     kind = "dense" if row["model"]["kind"] == "dense" else "moe"
     return f"{kind}_nvidia_" + ("hopper" if gpu.startswith("H") else "blackwell")
 
@@ -158,10 +191,15 @@ def source_of(row: Mapping[str, Any]) -> str:
 def _software(row: Mapping[str, Any], source: str) -> str:
     if source == "bloom":
         return "megatron" if row["precision"] == "fp16" else "megatron_bf16"
-    if source.split("_")[0] in ("narayanan", "korthikanti"):
+    if source.startswith("korthikanti"):
+        return "megatron_2022"
+    if source.startswith("narayanan"):
         return "megatron"
     if source == "torchtitan":
-        return "fsdp2_eager" if "a100" in row["id"] else "fsdp2"
+        compiled = "fsdp2_async_tp" if "sync" in row["notes"] or "asynctp" in row["id"] else "fsdp2"
+        return "fsdp2_eager" if "a100" in row["id"] else compiled
+    if "maxtext" in row["id"]:
+        return "maxtext"
     return "fsdp1" if source.startswith("foundry") else "nemo"
 
 
@@ -170,8 +208,8 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
     software = _software(row, source)
     model, parallel = row["model"], dict(row["parallel"])
     assumed = [f"{field} isn't stated" for field in row["unknown_fields"]]
-    if "asynctp" in row["id"]:
-        assumed.append("that tensor parallelism's collectives overlap products isn't modelled")
+    if (parallel.get("ep") or 1) > 1 and (parallel.get("etp") or 1) != parallel["tp"]:
+        assumed.append("experts are split over tp as well, not over more ranks whole")
     if parallel.get("recompute") == "selective_op":
         assumed.append("recompute of every second product is taken as of every second layer")
     why = _unsupported(row, parallel)
@@ -185,7 +223,7 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
         why = _indivisible(batch, parallel, micro)
         pins = {} if why else _pins(parallel, batch, int(micro), model["layers"])
         dtype = torch.float16 if row["precision"] == "fp16" else torch.bfloat16
-        shape = _shape(model, known[software], dtype)
+        shape = _shape(model, known[software], dtype, int(micro), parallel["tp"])
     measured = row["measured"]
     memory = measured.get("memory_bytes")
     if measured.get("memory_gib"):
@@ -209,17 +247,18 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
         unsupported=why,
         weight_products="float8_e4m3fn" if row["precision"] in FP8 else "",
         counts="layers of the first stage" if source == "korthikanti_fig1" else "",
+        scaled_rows=row["precision"] == "fp8-rowwise",
         power_w=500 if "500W" in row["cluster"]["gpu"] else 0,
     )
 
 
-_NO_SHAPE = Shape(1, 1, 1, 1, 1, 1, 1, 1, False, False, False, 0.0, torch.float32)
+_NO_SHAPE = Shape(1, 1, 1, 1, 1, 1, 1, 1, False, False, False, False, 0.0, torch.float32)
 
 
 def _unsupported(row: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
     model, gpu = row["model"], row["cluster"]["gpu"]
-    if model["kind"] != "dense":
-        return f"a model of kind {model['kind']} isn't built yet"
+    if model["kind"] not in ("dense", "moe"):
+        return f"models of kind {model['kind']} aren't built"
     if not all(model.get(key) for key in ("layers", "hidden", "heads", "ffn", "vocab", "seq")):
         return "the model's shape isn't published"
     if gpu not in PRESETS and "500W" not in gpu:
@@ -228,6 +267,11 @@ def _unsupported(row: Mapping[str, Any], parallel: Mapping[str, Any]) -> str:
         return f"products in {row['precision']} aren't captured"
     if not row.get("global_batch") or not parallel.get("pp"):
         return "the batch or the mesh isn't published"
+    ep, tp = parallel.get("ep") or 1, parallel.get("tp") or 1
+    if model["kind"] == "moe" and (parallel.get("ep") is None or parallel["dp"] % ep):
+        return f"experts over {ep} of {parallel['dp']} data ranks and ranks of tp"
+    if model["kind"] == "moe" and model["moe"]["ffn"] % tp:
+        return f"experts of width {model['moe']['ffn']} over tp {tp}"
     if "offload" in str(parallel.get("recompute")):
         return "saved tensors are offloaded to the host"
     return ""
@@ -238,7 +282,14 @@ def _indivisible(batch: int, parallel: Mapping[str, Any], micro: float) -> str:
     return f"the batch of {batch} isn't divisible by {pieces}" if batch % pieces else ""
 
 
-def _shape(model: Mapping[str, Any], software: Mapping[str, Any], dtype: torch.dtype) -> Shape:
+def fuses_softmax(heads: int, micro: int, tp: int) -> bool:
+    """Whether Megatron's fused softmax takes the scores: its blocks hold four rows."""
+    return heads * micro // tp % 4 == 0
+
+
+def _shape(
+    model: Mapping[str, Any], software: Mapping[str, Any], dtype: torch.dtype, micro: int, tp: int
+) -> Shape:
     heads = model["heads"]
     return Shape(
         layers=model["layers"],
@@ -252,22 +303,42 @@ def _shape(model: Mapping[str, Any], software: Mapping[str, Any], dtype: torch.d
         gated=bool(model.get("gated")),
         tied=bool(model.get("tied_embeddings")),
         fused_attention=software["attention"] == "fused",
+        fused_softmax=software["attention"] == "fused" or fuses_softmax(heads, micro, tp),
         dropout=software["dropout"],
         dtype=dtype,
+        moe=_moe(model["moe"]) if model["kind"] == "moe" else None,
+        mla=_mla(model) if model.get("attention") == "mla" else None,
     )
 
 
+def _moe(given: Mapping[str, Any]) -> Moe:
+    dense = given.get("dense_layers") or 0
+    counts = given["experts"], given["top_k"], given["ffn"], given.get("shared_ffn") or 0
+    return Moe(*counts, dense, given.get("dense_ffn") or 0)
+
+
+def _mla(model: Mapping[str, Any]) -> Mla:
+    given = model["mla"]
+    widths = given["q_lora"], given["kv_lora"], given["qk_nope"], given["qk_rope"]
+    return Mla(*widths, given["v"])
+
+
 def _step_s(row: Mapping[str, Any]) -> float | None:
-    measured = row["measured"]
+    measured, model, batch = row["measured"], row["model"], row.get("global_batch")
     for key in ("iter_time_s", "iter_time_s_derived"):
         if measured.get(key):
             return float(measured[key])
-    if "layer_total_ms" in measured:
+    if "layer_total_ms" in measured or not (batch and model.get("seq")):
         return None
-    rate, batch = measured.get("tokens_per_s_per_gpu"), row.get("global_batch")
-    if rate and batch and row["model"].get("seq"):
-        return float(batch * row["model"]["seq"] / rate / row["cluster"]["gpus"])
-    return None
+    gpus, tokens = row["cluster"]["gpus"], batch * model["seq"]
+    if rate := measured.get("tokens_per_s_per_gpu"):
+        return float(tokens / rate / gpus)
+    if not (measured.get("mfu") and model.get("heads")):
+        return None
+    width = model["heads"] * (model.get("head_dim") or model["hidden"] / model["heads"])
+    weights = model.get("active_params") or model["params"]
+    flops = tokens * (6 * weights + 6 * model["layers"] * width * model["seq"])
+    return float(flops / (measured["mfu"] * row["cluster"]["peak_bf16_tflops"] * 1e12 * gpus))
 
 
 # ---------------------------------------------------------------- pins
@@ -277,9 +348,12 @@ def _pins(parallel: Mapping[str, Any], batch: int, micro: int, layers: int) -> M
     """`compile`'s `pin` for a row's mesh and choices."""
     pins: dict[str, Any] = {axis: parallel.get(axis) or 1 for axis in AXES}
     pins["microbatches"] = batch // pins["dp"] // micro
+    pins["dp"] //= pins["ep"]  # tables count ours of both axes
     zero = parallel.get("zero") or 0
     pins["zero"] = zero if zero and pins["dp"] > 1 else False
     pins["sequence"] = bool(parallel.get("sp")) and pins["tp"] > 1
+    if pins["cp"] > 1:
+        pins["context"] = {"form": "ring"}
     recompute = parallel.get("recompute")
     pins["recompute"] = "full" if recompute == "full" else False
     if recompute in ("selective_layer", "selective_op"):
@@ -290,5 +364,5 @@ def _pins(parallel: Mapping[str, Any], batch: int, micro: int, layers: int) -> M
     if pins["pp"] > 1 and chunks > 1:
         pins["pipeline"] = {"schedule": "interleaved", "chunks": chunks}
     elif pins["pp"] > 1:
-        pins["schedule"] = "1f1b"
+        pins["pipeline"] = {"schedule": "1f1b"}  # others' tables aren't made
     return pins

@@ -15,10 +15,11 @@ OVERHEADS: Mapping[str, float] = MappingProxyType(
         "pointwise": 1.0,
         "normalisation": 1.0,
         "reduction": 1.0,
+        "sum": 0.5,  # of gradients: autograd's own, without Python
         "embedding": 1.0,
         "loss": 1.5,
         "sort": 3.0,
-        "optimizer": 6.0,  # one parameter's AdamW update, about a dozen kernels without autograd
+        "optimizer": 14.0,  # one parameter's clipping and AdamW update, a dozen kernels and Python
         "copy": 1.0,
         "opaque": 1.0,  # an op or layer without a rule: assumed, not measured
         "view": 0.4,  # no kernel, but the host still records the op
@@ -81,15 +82,16 @@ def device_seconds(effect: Compute, device: Device) -> float:
         return 0.0
     moved = effect.bytes - (effect.between if _joined(effect, device) else 0)
     moved_s = moved / device.memory_bytes_per_s
+    special_s = effect.special / device.special_per_s if device.special_per_s else 0.0
     if not effect.flops:
-        return moved_s
+        return moved_s + special_s
     rates, dtype = dict(device.flops_per_s), _dtype(effect, device)
     if dtype not in rates:
         raise AutoparError(
             f"device {device.name!r} has no rate for {dtype}, only for "
             f"{', '.join(rates)}: add it to the cluster's flops_per_s"
         )
-    return max(_flops_seconds(effect, rates[dtype], device), moved_s)
+    return max(_flops_seconds(effect, rates[dtype], device), moved_s) + special_s
 
 
 def together(device_s: float, host_s: float, device: Device) -> float:
@@ -116,8 +118,10 @@ def _gradient(effect: Compute) -> bool:
 
 
 def _joined(effect: Compute, device: Device) -> bool:
-    """Whether the kernel of the op before does the op as well."""
-    return device.kernels is not None and device.kernels.joins_pointwise and effect.between > 0
+    """Whether another kernel does the op as well."""
+    if device.kernels is None or not effect.between:
+        return False
+    return device.kernels.joins_sums if effect.op == "sum" else device.kernels.joins_pointwise
 
 
 def _flops_seconds(effect: Compute, flops_per_s: float, device: Device) -> float:

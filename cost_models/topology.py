@@ -78,8 +78,8 @@ def route(axes: Split, mesh: Mesh, cluster: ClusterSpec) -> Route:
     """The levels that the groups along `axes` span: all of them at once, as in a step.
 
     A rank has its own share of a level's links (a node's network cards divided by its devices), so
-    groups beside each other don't slow each other down, but for `shared_efficiency`: where every
-    block has several groups that each have some of its devices, more than one.
+    groups beside each other don't slow each other down, but for `crowding`: where groups have some
+    of a block's devices each, more than one, all such groups of the mesh cross the level together.
 
     Errors: AutoparError for a group that needs more devices than the cluster has.
     """
@@ -98,7 +98,9 @@ def route(axes: Split, mesh: Mesh, cluster: ClusterSpec) -> Route:
             return (_unaligned(spread, extent, cluster),)
         members = members_within(spread, link.devices)
         if members > below:
-            level = _level(members // below, below, inner, link, spread)
+            ranks = members // below
+            crowd = _crowd(ranks, below, inner, link, cluster.devices, spread)
+            level = _level(ranks, inner, link, spread, crowd)
             inside = depth == 0 and (len(cluster.links) > 1 or bool(link.protocols))
             levels.append(replace(level, inside=inside, add_s_per_byte=_adding(cluster)))
         inner, below = link.devices, members
@@ -139,11 +141,15 @@ def fewest_within(spread: Spread, block: int) -> int:
     return math.prod(max(1, math.gcd(size * stride, block) // stride) for size, stride in spread)
 
 
-def _level(ranks: int, below: int, inner: int, link: Link, spread: Spread) -> Level:
-    """One level of an aligned group with `below` members in each block of `inner` devices."""
-    rate = link.bytes_per_s / link.oversubscription
-    if 1 < below < inner:
-        rate *= link.shared_efficiency
+def _crowd(ranks: int, below: int, inner: int, link: Link, devices: int, spread: Spread) -> int:
+    """How many groups collide on a level: those with `below` of each block's `inner` devices."""
+    groups = devices // math.prod(size for size, _ in spread)
+    return groups if 1 < below < inner and ranks > link.leaf and groups > 1 else 0
+
+
+def _level(ranks: int, inner: int, link: Link, spread: Spread, crowd: int) -> Level:
+    """One level of an aligned group over blocks of `inner` devices, which `crowd` groups share."""
+    rate = link.bytes_per_s / link.oversubscription / (1 + link.crowding * crowd)
     rings = torus_rings(spread, inner, link, rate) if link.topology == "torus" else ()
     if rings and math.prod(ring.length for ring in rings) != ranks:
         # The group doesn't fit the torus's lines: each hop crosses all dimensions, say.

@@ -212,7 +212,7 @@ def test_what_a_link_was_measured_at() -> None:
         ({"topology": "torus", "dimensions": 0}, "dimensions must be a positive integer, not 0"),
         ({"shape": [8]}, "link wire has a shape, but its topology is 'switch'"),
         ({"oversubscription": 0.5}, "oversubscription 0.5 must be 1 or more"),
-        ({"shared_efficiency": 2}, "shared_efficiency 2 at most 1"),
+        ({"crowding": -1}, "crowding must be a positive number, not -1"),
         ({"wraps_from": 0}, "wraps_from must be a positive integer, not 0"),
         ({"switch_bytes_per_s": 1e9}, "switch_latency_s must be a positive number, not 0"),
         ({"protocols": {}}, "protocols must be a list"),

@@ -1,5 +1,7 @@
 """The price of ops against closed forms."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +28,15 @@ def test_closed_forms() -> None:
     assert seconds("copy", 0, 400, "int64") == pytest.approx(4e-6 + 1e-6)
     assert seconds("attention", 0, 400) == pytest.approx(4e-6 + 2e-6)
     assert seconds("loss", 0, 400) == pytest.approx(4e-6 + 1.5e-6)
-    assert seconds("optimizer", 0, 400) == pytest.approx(4e-6 + 6e-6)
+    assert seconds("optimizer", 0, 400) == pytest.approx(4e-6 + 14e-6)
     assert seconds("view", 10**9, 10**9) == pytest.approx(0.4e-6)
+
+
+def test_exponentials_take_time_where_the_device_says_so() -> None:
+    effect = Compute("pointwise", 0, 400, "float32", "forward", special=50)
+    slow = replace(CLUSTER, device=replace(CHIP, special_per_s=1e6))
+    plain = ComputeCost().cost(effect, Mesh(()), CLUSTER)
+    assert ComputeCost().cost(effect, Mesh(()), slow) == pytest.approx(plain + 50e-6)
 
 
 @given(op=st.sampled_from(sorted(OVERHEADS)), flops=NUMBERS, nbytes=NUMBERS, more=NUMBERS)

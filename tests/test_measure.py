@@ -43,7 +43,7 @@ def figures(world: int = 4, local: int = 4, backend: str = "gloo") -> Figures:
     levels = ((inside,) if local > 1 else ()) + ((across,) if world > local else ())
     rates = {"float32": 5e10, "float64": 2.5e10}
     return Figures(
-        backend, "cpu", world, local, 10**9, 0, rates, 2e10, 5e-6, 2e-6, 1e-3, levels
+        backend, "cpu", world, local, 10**9, 0, rates, 2e10, 4e8, 5e-6, 2e-6, 1e-3, levels
     )  # fmt: skip
 
 
@@ -80,6 +80,7 @@ def test_a_spec_is_read_back_and_priced_by(tmp_path: Path, name: str) -> None:
     spec = resolve_cluster(tmp_path / name)
     assert (spec.devices, spec.source, spec.date) == (4, "a test", "2026-01-02")
     assert (spec.device.backend, spec.device.op_overhead_s) == ("gloo", 5e-6)
+    assert spec.device.special_per_s == 4e8
     assert resolve_cluster(describe_cluster(spec)) == spec
     for sample in figures().levels[0]:
         mesh = Mesh((("dp", 4 // sample.ranks), ("tp", sample.ranks)))

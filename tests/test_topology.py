@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -49,9 +50,9 @@ def test_groups_that_straddle_nodes_need_the_wire() -> None:
     assert level.bytes_per_s == W2
 
 
-def test_groups_beside_each_other_share_a_node_s_cards() -> None:
-    """A group of some of a node's devices, more than one, pays where others do the same."""
-    wire = Link("wire", 32, A2, W2, shared_efficiency=0.5)
+def test_groups_beside_each_other_collide() -> None:
+    """A group of some of a node's devices, more than one, pays for each that does the same."""
+    wire = Link("wire", 32, A2, W2, crowding=0.5, leaf=2)
     spec = cluster(32, Link("node", 8, A, W), wire)
 
     def rate(dp: int) -> float:
@@ -59,8 +60,12 @@ def test_groups_beside_each_other_share_a_node_s_cards() -> None:
         return route((mesh.part("dp"),), mesh, spec)[-1].bytes_per_s
 
     assert rate(4) == W2  # one member a node
-    assert rate(8) == rate(16) == 0.5 * W2  # two, four
+    assert rate(8) == W2 / 3  # two of each node's devices: four groups
+    assert rate(16) == W2 / 2  # four of eight: two groups
     assert rate(32) == W2  # the whole node is one group's
+    near = cluster(32, Link("node", 8, A, W), replace(wire, leaf=4))
+    mesh = Mesh((("dp", 8), ("tp", 4)))
+    assert route((mesh.part("dp"),), mesh, near)[-1].bytes_per_s == W2  # under one switch
 
 
 def test_oversubscription() -> None:

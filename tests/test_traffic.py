@@ -1,4 +1,4 @@
-"""What backwards move: gradients in and out, what was kept, and gradients added up."""
+"""What ops move: in backwards, in one kernel with others, and where a view has to copy."""
 
 import torch
 from torch import Tensor, nn
@@ -6,10 +6,20 @@ from torch import Tensor, nn
 from autopar.capture import capture
 from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import Block
+from autopar.graph.ops import op_name
+from autopar.layouts.copies import added_bytes, copied_bytes, in_product, uncopied_bytes
+from autopar.layouts.effects import compute_effects
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.traffic import backward_bytes, chained, loss_transients
+from autopar.layouts.traffic import (
+    backward_bytes,
+    chained,
+    chained_bytes,
+    chained_gradient_bytes,
+    loss_transients,
+    mask_bytes,
+)
 from autopar.layouts.typing import OpTyping
-from autopar.mesh import Mesh
+from autopar.mesh import AxisPart, Mesh
 
 ROWS, WIDTH = 6, 10
 SIZE = ROWS * WIDTH * 4
@@ -35,15 +45,19 @@ def captured() -> Block:
     return analyse(capture(model, torch.zeros(ROWS, WIDTH), None)).skeleton
 
 
+WHOLE = Setting(Mesh(()), (), 1)
+
+
 def moved(block: Block, name: str) -> int:
-    setting = Setting(Mesh(()), (), 1)
-    return backward_bytes(block, block.ops[name], None, setting)
+    return backward_bytes(block, block.ops[name], None, WHOLE)
+
+
+def added(block: Block, name: str) -> int:
+    return added_bytes(block, block.ops[name], None, WHOLE)
 
 
 def named(block: Block, kind: str, count: int = 0) -> str:
-    return [name for name, op in block.ops.items() if str(op.node.target).split(".")[1] == kind][
-        count
-    ]
+    return [name for name, op in block.ops.items() if op_name(op.node) == kind][count]
 
 
 def test_each_op() -> None:
@@ -53,23 +67,78 @@ def test_each_op() -> None:
     assert moved(block, gelu) == 3 * SIZE  # gradient, input, gradient
     assert moved(block, named(block, "add")) == SIZE + bias  # the bias alone is summed
     inner = named(block, "linear", 1)
-    # The gradient, input and weight; their gradients; half of adding the input's two gradients.
-    assert moved(block, inner) == 3 * SIZE + 2 * weight + 3 * SIZE // 2
+    assert moved(block, inner) == 3 * SIZE + 2 * weight  # the gradient, operands, their gradients
     residual = named(block, "add", 2)
-    assert moved(block, residual) == 3 * SIZE // 2  # handed on; the other half of that sum
-    assert 2 * SIZE < moved(block, dropout) <= 2 * SIZE + ROWS * WIDTH  # and a mask
+    assert moved(block, residual) == 0  # handed on
+    # Half of adding the two gradients of what both use.
+    assert added(block, inner) == added(block, residual) == 3 * SIZE // 2
+    assert added(block, gelu) == 0
+    mask = mask_bytes(block, block.ops[dropout], None, WHOLE)
+    assert 0 < mask <= ROWS * WIDTH
+    assert moved(block, dropout) == 2 * SIZE + mask
+    assert mask_bytes(block, block.ops[gelu], None, WHOLE) == 0
 
 
 def test_what_one_kernel_could_do() -> None:
     block = captured()
-    names = [named(block, "gelu"), named(block, "dropout"), named(block, "add", 2)]
-    before = [named(block, "add", 1), *names[:2]]
-    for name, maker in zip(names, before, strict=True):
-        source = chained(block, block.ops[name])
-        assert source is not None and source.name == maker
-    assert chained(block, block.ops[named(block, "linear", 1)]) is None
-    first = named(block, "add")  # used twice: it has to be written
-    assert first not in [getattr(chained(block, op), "name", "") for op in block.ops.values()]
+    gelu, dropout, residual = (
+        block.ops[name]
+        for name in (named(block, "gelu"), named(block, "dropout"), named(block, "add", 2))
+    )
+    assert [n.name for n in chained(block, dropout)] == [gelu.node.name]
+    # The first input is used twice: it has to be written.
+    assert [n.name for n in chained(block, residual)] == [dropout.node.name]
+    assert chained(block, gelu) == ()  # its input is the product's: the bias is added there
+    assert chained(block, block.ops[named(block, "linear", 1)]) == ()
+    assert chained_bytes(block, dropout, None, WHOLE) == 2 * SIZE
+    assert chained_gradient_bytes(block, dropout, None, WHOLE) == 2 * SIZE
+    # A sum's gradient is handed on: nothing is written that could be left out.
+    assert chained_gradient_bytes(block, residual, None, WHOLE) == 0
+
+
+def test_a_bias_is_part_of_its_product() -> None:
+    block = captured()
+    bias, residual = block.ops[named(block, "add")], block.ops[named(block, "add", 2)]
+    assert in_product(block, bias, None, None)
+    assert not in_product(block, residual, None, None)
+    assert [e.phase for e in compute_effects(block, bias, None, WHOLE)] == ["backward"]
+    product = bias.node.all_input_nodes[0].name
+    split = AxisPart("tp", 2)
+    near = {
+        product: OpTyping({}, Layout(partial=frozenset((split,)))),
+        bias.node.name: OpTyping({product: Layout()}, Layout()),
+    }
+    # A partial sum is reduced first.
+    assert not in_product(block, bias, near[bias.node.name], near)
+
+
+class Views(nn.Module):
+    """Parts of a product, joined again, turned and flattened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A sum."""
+        first, second = self.inner(x).chunk(2, dim=-1)
+        joined = torch.cat((second, first), dim=-1)
+        turned = joined.view(ROWS, 2, WIDTH).transpose(0, 1)
+        return (turned.reshape(2 * ROWS, WIDTH)[:ROWS] * 2).sum()
+
+
+def test_views_that_copy() -> None:
+    block = analyse(capture(Views(), torch.zeros(ROWS, WIDTH), None)).skeleton
+
+    def both(kind: str) -> tuple[int, int]:
+        op = block.ops[named(block, kind)]
+        return copied_bytes(block, op, None, WHOLE), uncopied_bytes(block, op, None, WHOLE)
+
+    assert both("chunk") == (0, 4 * SIZE)  # the parts' gradients are put together
+    assert both("cat") == (4 * SIZE, 0)
+    assert both("view") == both("transpose") == (0, 0)
+    assert both("reshape") == (4 * SIZE, 0)
+    assert both("slice") == (0, 4 * SIZE)  # zeros, and the part read and written
 
 
 class Head(nn.Module):

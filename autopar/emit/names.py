@@ -10,7 +10,7 @@ import torch.fx
 
 from autopar.graph.factors import Cat, DimExpr, Leaf, expr_leaves, unsorted
 from autopar.graph.model_graph import Block
-from autopar.graph.ops import arguments, class_of, op_name
+from autopar.graph.ops import arguments, biased_product, class_of, op_name
 from autopar.layouts.layout import Layout, Setting
 
 
@@ -89,18 +89,6 @@ def _leaves_module(node: torch.fx.Node) -> bool:
     path = module_path(node)
     users = [u for u in node.users if u.op == "call_function"]
     return bool(users) and all(not f"{module_path(user)}.".startswith(f"{path}.") for user in users)
-
-
-def biased_product(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The contraction that an add gives its bias to, or None for another add."""
-    args = arguments(node)
-    product, bias = args["self"], args["other"]
-    if not (isinstance(product, torch.fx.Node) and isinstance(bias, torch.fx.Node)):
-        return None
-    if product.op != "call_function" or class_of(op_name(product)) != "contraction":
-        return None
-    is_bias = bias.op == "placeholder" and bias.meta["val"].dim() == 1
-    return product if is_bias else None
 
 
 class Lengths:

@@ -117,3 +117,15 @@ def drops(node: torch.fx.Node) -> bool:
     if name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
         return bool(arguments(node)["p"] > 0)
     return name == "scaled_dot_product_attention" and bool(arguments(node)["dropout_p"] > 0)
+
+
+def biased_product(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The contraction that an add gives its bias to, or None for another add."""
+    args = arguments(node)
+    product, bias = args["self"], args["other"]
+    if not (isinstance(product, torch.fx.Node) and isinstance(bias, torch.fx.Node)):
+        return None
+    if product.op != "call_function" or class_of(op_name(product)) != "contraction":
+        return None
+    is_bias = bias.op == "placeholder" and bias.meta["val"].dim() == 1
+    return product if is_bias else None

@@ -79,7 +79,9 @@ def again_effects(
         if mine and name not in typings:
             continue
         typing = typings[name] if mine else None
-        effects: list[Compute | Collective] = [*compute_effects(block, op, typing, setting)]
+        effects: list[Compute | Collective] = [
+            *compute_effects(block, op, typing, setting, None if typing is None else typings)
+        ]
         if typing is not None:
             effects += closing_collectives(block, op, typing, setting)
         yield from (_again(e) for e in effects if e.phase == "forward")

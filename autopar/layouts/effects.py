@@ -12,12 +12,31 @@ from autopar.errors import AutoparError
 from autopar.graph.model_graph import Block, Op
 from autopar.graph.ops import arguments
 from autopar.layouts.convert import Step
+from autopar.layouts.copies import (
+    Near,
+    added_bytes,
+    beside_pointwise,
+    copied_bytes,
+    in_product,
+    uncopied_bytes,
+)
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.shapes import kernel_shape, skipped_share
 from autopar.layouts.state_ratio import StateRatio
-from autopar.layouts.traffic import backward_bytes, chained_bytes
+from autopar.layouts.traffic import (
+    backward_bytes,
+    chained_bytes,
+    chained_gradient_bytes,
+    mask_bytes,
+)
 from autopar.layouts.typing import OpTyping
-from autopar.layouts.work import batch_share, first_output, forward_flops, moved_bytes
+from autopar.layouts.work import (
+    batch_share,
+    first_output,
+    forward_flops,
+    moved_bytes,
+    special_count,
+)
 from autopar.mesh import Split, split_size
 from autopar.plugin import (
     BUCKET,
@@ -69,33 +88,63 @@ COST_CLASS = {
 
 
 def compute_effects(
-    block: Block, op: Op, typing: OpTyping | None, setting: Setting
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting, near: Near = None
 ) -> Iterator[Compute]:
-    """The forward and backward of one op on one rank, one microbatch. An input op has no typing."""
+    """The forward and backward of one op on one rank, one microbatch. An input op has no typing.
+    `near`: the typed ops of its region."""
     node = op.node
     if op.opaque:
         yield from _opaque_effects(block, op, typing, setting)
         return
     kind = COST_CLASS[op.kind]
     value = block.values.get(node.name) or first_output(block, node)
-    if kind == "view" or value is None:
-        yield Compute("view", 0, 0, "float32", "forward")
-        return
     tensor = (
         node.meta["val"][0] if isinstance(node.meta["val"], (list, tuple)) else node.meta["val"]
     )
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = str(getattr(tensor, "dtype", "float32")).removeprefix("torch.")
+    if kind == "view" or value is None:
+        yield from _view_effects(block, op, typing, setting, dtype)
+        return
     flops = forward_flops(block, op, typing, setting)
-    moved = moved_bytes(block, op, typing, setting)
+    moved = moved_bytes(block, op, typing, setting) + mask_bytes(block, op, typing, setting)
     shape, skipped = kernel_shape(block, op, typing, setting, flops), skipped_share(op)
     passes = 1 if typing is None or typing.form is None else typing.form.passes
     flops, moved = passes * flops, passes * moved
-    between = chained_bytes(block, op, typing, setting)
-    yield Compute(kind, flops, moved, dtype, "forward", shape, skipped, between)
-    if value.needs_grad:  # two products for a contraction's backward
-        moved = passes * backward_bytes(block, op, typing, setting)
-        between = min(between, moved)
-        yield Compute(kind, 2 * flops, moved, dtype, "backward", shape, skipped, between)
+    between = min(moved, chained_bytes(block, op, typing, setting, near))
+    special = special_count(block, op, typing, setting, backward=False)
+    if not in_product(block, op, typing, near):
+        yield Compute(kind, flops, moved, dtype, "forward", shape, skipped, between, special)
+    if not value.needs_grad:
+        return
+    moved = passes * backward_bytes(block, op, typing, setting)
+    between = min(moved, chained_gradient_bytes(block, op, typing, setting, near))
+    special = special_count(block, op, typing, setting, backward=True)
+    if moved:  # of a contraction: two products
+        yield Compute(kind, 2 * flops, moved, dtype, "backward", shape, skipped, between, special)
+    else:
+        yield Compute("view", 0, 0, dtype, "backward")
+    yield from _sums(block, op, typing, setting, dtype)
+
+
+def _view_effects(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting, dtype: str
+) -> Iterator[Compute]:
+    """Of an op that moves nothing but where no view will do."""
+    copied = copied_bytes(block, op, typing, setting)
+    uncopied = uncopied_bytes(block, op, typing, setting)
+    joins = beside_pointwise(block, op)
+    yield Compute("copy" if copied else "view", 0, copied, dtype, "forward", between=joins * copied)
+    if uncopied:
+        yield Compute("copy", 0, uncopied, dtype, "backward", between=joins * uncopied)
+    yield from _sums(block, op, typing, setting, dtype)
+
+
+def _sums(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting, dtype: str
+) -> Iterator[Compute]:
+    """Adding up gradients: a kernel that takes the sum, or makes a part of it, need only read."""
+    if added := added_bytes(block, op, typing, setting):
+        yield Compute("sum", 0, added, dtype, "backward", between=2 * added // 3)
 
 
 def _opaque_effects(
@@ -258,8 +307,10 @@ def param_effects(
     yield Resident("optimizer", math.ceil(shard * state_ratio.state_bytes(item)))
     name = str(dtype).removeprefix("torch.")
     stepped = math.ceil(shard * state_ratio.stepped_bytes(item))
-    yield Compute("optimizer", 0, stepped, name, "optimizer")
-    if microbatches > 1:  # every microbatch's but the first is added to what is there
+    yield Compute("optimizer", 0, stepped, name, "optimizer", special=shard)  # Adam's roots
+    if (
+        microbatches > 1 and not state_ratio.adds_in_products
+    ):  # every microbatch's but the first is added to what is there
         added = (shard if scattered else whole) * (item + 2 * gradient)
         added = math.ceil(added * (microbatches - 1) / microbatches)
         yield Compute("pointwise", 0, added, name, "backward")

@@ -9,7 +9,8 @@ class StateRatio:
     parameter's). `master_bytes`: of the copy in higher precision that the optimizer steps (0:
     none). `gradient_bytes`: of gradients as they accumulate and are summed over ranks (0: the
     parameter's). `gathers_master`: where values are sharded (ZeRO 3), the master copies are the
-    shards, and values are gathered from them in the parameter's type.
+    shards, and values are gathered from them in the parameter's type. `adds_in_products`: the
+    kernels that make gradients add them to what is there (others' programs; this one's don't).
 
     Adam in the usual mixed recipes keeps 16 bytes for each 2-byte element (fp16 gradients, master
     copy, two moments), 18 with fp32 gradients, 20 with both (Rajbhandari et al. 2020; Shoeybi et
@@ -21,6 +22,7 @@ class StateRatio:
     master_bytes: int = 0
     gradient_bytes: int = 0
     gathers_master: bool = False
+    adds_in_products: bool = False
 
     def state_bytes(self, item: int) -> float:
         """Of optimizer state, for an element of `item` bytes."""

@@ -1,17 +1,16 @@
 """What an op's backward moves, and what kernels that join ops needn't move.
 
 A backward reads the gradient of what the op made and what autograd kept, and writes the gradients
-of the inputs. A sum hands its gradient on as it is. Where several ops use a value, its gradients
-are added up, each read and the sum written.
+of the inputs. A sum hands its gradient on as it is. (Adding up gradients: `copies.added_bytes`.)
 """
 
-import math
 from collections.abc import Iterator, Mapping
 
 import torch.fx
 
 from autopar.graph.model_graph import Block, Op
-from autopar.graph.ops import VIEW_CLASSES, op_name
+from autopar.graph.ops import VIEW_CLASSES, drops, op_name
+from autopar.layouts.copies import Near, in_product
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.typing import OpTyping
 from autopar.layouts.work import first_output, internal_bytes, layout_in, made_layout
@@ -40,10 +39,8 @@ def backward_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setti
         size = setting.local_numel(known.dims, layout) * known.item_bytes
         if source.name in owners:
             total += size
-        if known.needs_grad:
-            if not hands_on or size != out:
-                total, works = total + size, True
-            total += _added_up(source, size)
+        if known.needs_grad and (not hands_on or size != out):
+            total, works = total + size, True
     if op.node.name in owners:
         total += out
     for one in kept:
@@ -52,31 +49,67 @@ def backward_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setti
     return total + (out if works else 0)
 
 
-def _added_up(source: torch.fx.Node, size: int) -> int:
-    """This use's part of adding the gradients of a value's uses: of n, n - 1 sums of two."""
-    uses = len(source.users)
-    return math.ceil(3 * size * (uses - 1) / uses)
-
-
-def chained(block: Block, op: Op) -> torch.fx.Node | None:
-    """The input of a pointwise op that only it uses and a pointwise op makes: a kernel that does
-    both neither writes nor reads it."""
+def chained(block: Block, op: Op, near: Near = None) -> tuple[torch.fx.Node, ...]:
+    """The inputs of a pointwise op that only it uses and a pointwise op makes: a kernel that does
+    both neither writes nor reads them. (A bias may be its product's to add.)"""
     if op.kind != "pointwise":
-        return None
-    for source in op.node.all_input_nodes:
-        maker = block.ops.get(source.name)
-        if maker is None or maker.kind != "pointwise" or maker.region is None:
-            continue
-        if len(source.users) == 1 and source.name in block.values:
-            return source
-    return None
+        return ()
+    return tuple(
+        source
+        for source in dict.fromkeys(op.node.all_input_nodes)
+        if len(source.users) == 1 and source.name in block.values and _chains(block, source, near)
+    )
 
 
-def chained_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
-    """What the op and the maker of its chained input move of that, in a forward."""
-    source = chained(block, op)
-    if source is None:
+def _chains(block: Block, source: torch.fx.Node, near: Near) -> bool:
+    maker = block.ops.get(source.name)
+    if maker is None or maker.kind != "pointwise" or maker.region is None:
+        return False
+    typing = None if near is None else near.get(source.name)
+    return not in_product(block, maker, typing, near)
+
+
+def chained_bytes(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting, near: Near = None
+) -> int:
+    """What the op and the makers of its chained inputs move of those, in a forward."""
+    return sum(_twice(block, s, typing, setting) for s in chained(block, op, near))
+
+
+def chained_gradient_bytes(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting, near: Near = None
+) -> int:
+    """The same of their gradients in a backward, which the op writes and the maker reads; one that
+    is only handed on has to be there. Of a norm: what its parts keep beside its input."""
+    if op_name(op.node) in HANDS_ON:
         return 0
+    if op.kind == "normalisation":
+        return _inside_bytes(block, op, typing, setting)
+    return sum(
+        _twice(block, source, typing, setting)
+        for source in chained(block, op, near)
+        if op_name(source) not in HANDS_ON and block.values[source.name].needs_grad
+    )
+
+
+def mask_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """What an op that drops at random writes beside its result."""
+    return _inside_bytes(block, op, typing, setting) if drops(op.node) else 0
+
+
+def _inside_bytes(block: Block, op: Op, typing: OpTyping | None, setting: Setting) -> int:
+    """What an op keeps that it makes itself."""
+    needs = {
+        n.name: layout_in(block, typing, n.name, setting)
+        for n in op.node.all_input_nodes
+        if n.name in block.values
+    }
+    whole = OpTyping(needs, made_layout(block, op, typing, setting))
+    kept = [one for one in block.saved if one.op == op.node.name and one.value is None]
+    return sum(internal_bytes(block, one, whole, setting) for one in kept)
+
+
+def _twice(block: Block, source: torch.fx.Node, typing: OpTyping | None, setting: Setting) -> int:
     value = block.values[source.name]
     layout = layout_in(block, typing, source.name, setting)
     return 2 * setting.local_numel(value.dims, layout) * value.item_bytes

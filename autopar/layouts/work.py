@@ -7,7 +7,7 @@ import torch.fx
 
 from autopar.graph.factors import expr_leaves
 from autopar.graph.model_graph import Block, Op, SavedTensor, Value
-from autopar.graph.ops import arguments
+from autopar.graph.ops import arguments, op_name
 from autopar.graph.rules.products import einsum_terms, right_operand
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.sizes import inside_dims, matched
@@ -100,6 +100,44 @@ def forward_flops(block: Block, op: Op, typing: OpTyping | None, setting: Settin
         outer = setting.local_length(value.dims[-1], makes)
         return 2 * (out // outer) * keys * (inner + outer)
     return 0
+
+
+SPECIAL = frozenset(
+    {
+        *("tanh", "gelu", "silu", "sigmoid", "log_sigmoid", "exp", "exp2", "expm1", "log"),
+        *("log1p", "log2", "log10", "sin", "cos", "tan", "erf", "erfc", "softplus", "mish", "elu"),
+        *("selu", "celu", "softmax", "log_softmax", "logsumexp", "cross_entropy_loss"),
+    }
+)
+"""Ops that take an exponential or the like of every element, of their input or their result."""
+
+SPECIAL_AGAIN = frozenset(
+    {"gelu", "silu", "log_sigmoid", "erf", "erfc", "softplus", "mish", "log_softmax"}
+)
+"""Those whose gradient takes another."""
+
+
+def special_count(
+    block: Block, op: Op, typing: OpTyping | None, setting: Setting, backward: bool
+) -> int:
+    """How many exponentials and the like an op takes on one rank; attention one for each pair of
+    positions that its mask leaves, in either direction."""
+    name, args = op_name(op.node), arguments(op.node)
+    if op.kind == "attention":
+        query, key = args["query"].name, args["key"].name
+        rows = setting.local_shape(
+            block.values[query].dims, layout_in(block, typing, query, setting)
+        )
+        keys = setting.local_length(
+            block.values[key].dims[-2], layout_in(block, typing, key, setting)
+        )
+        return int(math.prod(rows[:-1]) * keys * (0.5 if args.get("is_causal") else 1))
+    if name not in (SPECIAL_AGAIN if backward else SPECIAL):
+        return 0
+    source = op.node.all_input_nodes[0].name
+    if source not in block.values:
+        return 0
+    return setting.local_numel(block.values[source].dims, layout_in(block, typing, source, setting))
 
 
 def _convolution_flops(

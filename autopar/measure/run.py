@@ -17,11 +17,13 @@ from autopar.measure.trials import (
     ADD_BYTES,
     BEFORE,
     PRODUCTS,
+    SPECIAL,
     Trial,
     addition,
     collective,
     product,
     small_op,
+    tangents,
 )
 
 SIZES_BYTES = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
@@ -50,6 +52,7 @@ class Figures:
     overhead_bytes: int
     flops_per_s: dict[str, float]
     memory_bytes_per_s: float
+    special_per_s: float
     op_s: float
     view_s: float
     before_s: float
@@ -83,6 +86,7 @@ def _measured(device: torch.device, local_world: int, settings: Settings) -> Fig
         **{_name(d): Trial(product(shape, d, device), calls=2) for d, shape in products.items()},
         "before": Trial(product(BEFORE[device.type], torch.float32, device), calls=12),
         "addition": addition(ADD_BYTES[device.type], device),
+        "special": tangents(SPECIAL, device),
         "pointwise": small_op(lambda x: x * 1.5, device, settings.calls),
         "view": small_op(lambda x: x.view(64), device, settings.calls),
     }
@@ -115,6 +119,7 @@ def _measured(device: torch.device, local_world: int, settings: Settings) -> Fig
             _name(d): 2 * m * k * n / alone_s[_name(d)] for d, (m, k, n) in products.items()
         },
         memory_bytes_per_s=3 * ADD_BYTES[device.type] / alone_s["addition"],
+        special_per_s=SPECIAL / alone_s["special"],
         op_s=alone_s["pointwise"],
         view_s=alone_s["view"],
         before_s=alone_s["before"],

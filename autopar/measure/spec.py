@@ -66,6 +66,7 @@ def device_of(figures: Figures, origin: Origin) -> dict[str, Any]:
         "memory_bytes_per_s": origin.number(
             figures.memory_bytes_per_s, f"sums of {ADD_BYTES[kind]} bytes"
         ),
+        "special_per_s": origin.number(figures.special_per_s, "hyperbolic tangents"),
         "op_overhead_s": origin.number(figures.op_s, "recorded by autograd"),
     }
 

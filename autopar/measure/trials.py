@@ -39,6 +39,10 @@ ADD_BYTES: Mapping[str, int] = MappingProxyType({"cpu": 32 * 2**20, "cuda": 512 
 """A tensor beyond a rank's share of cache."""
 
 
+SPECIAL = 2**18
+"""Elements of a tensor whose tangents are taken: 1 MiB, within a cache."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """What every rank does at once: `work`, `calls` times between two barriers."""
@@ -75,6 +79,13 @@ def addition(size_bytes: int, device: torch.device) -> Trial:
     """The sum of two tensors of that size into a third."""
     a, b, out = (torch.ones(size_bytes // 4, device=device) for _ in range(3))
     return Trial(lambda: torch.add(a, b, out=out), calls=3)
+
+
+def tangents(elements: int, device: torch.device) -> Trial:
+    """The hyperbolic tangent of so many numbers."""
+    x = torch.linspace(-3, 3, elements, device=device)
+    out = torch.empty_like(x)
+    return Trial(lambda: torch.tanh(x, out=out), calls=8)
 
 
 def small_op(op: Callable[[torch.Tensor], torch.Tensor], device: torch.device, calls: int) -> Trial:

@@ -217,7 +217,7 @@ def instance_effects(
     for region in flow.choices:
         ops = ops_of(flow, region, here)
         for name, op in ops.items():
-            yield from compute_effects(block, block.ops[name], op, setting)
+            yield from compute_effects(block, block.ops[name], op, setting, ops)
             yield from closing_collectives(block, block.ops[name], op, setting)
         yield from again_effects(block, choices[region], ops, setting, path == group[-1])
         yield from loss_transients(block, ops, setting)

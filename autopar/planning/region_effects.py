@@ -39,7 +39,7 @@ def op_effects(
     candidate = typing.candidate
     ops = {name: t for name, t in typing.ops.items() if here is None or here.has(name)}
     for name, op_typing in ops.items():
-        yield from compute_effects(block, block.ops[name], op_typing, setting)
+        yield from compute_effects(block, block.ops[name], op_typing, setting, ops)
         yield from closing_collectives(block, block.ops[name], op_typing, setting)
     yield from again_effects(block, candidate, ops, setting, path == group[-1])
     yield from saved_residents(block, RegionTyping(candidate, ops), setting, group, path)
