@@ -33,7 +33,7 @@ def measure(name: str, layers: int | None) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     full = {key: build for family in FAMILIES.values() for key, build in family.full.items()}
-    job = llama_405b(layers) if layers else full[name]()
+    job = llama_405b(layers=layers) if layers else full[name]()
     start, cpu = time.perf_counter(), time.process_time()
     graph = analyse(capture(job.model, job.batch, job.loss))
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu

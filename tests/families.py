@@ -1,7 +1,6 @@
 """The model families that capture must hold for, unmodified: tiny with real weights, and at full
 size on the meta device."""
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,10 @@ from vision import ResNet, UNet, classification_loss, pixel_loss
 @dataclass(frozen=True)
 class Family:
     """How to build a model and its batch: `tiny()` with real float64 weights, `full` sizes by name
-    on meta. `sequence`: whether it has a sequence that attention runs over."""
+    on meta (`full[name](samples)`). `sequence`: whether it has one that attention runs over."""
 
     tiny: Callable[[], Job]
-    full: Mapping[str, Callable[[], Job]]
+    full: Mapping[str, Callable[..., Job]]
     sequence: bool = True
 
 
@@ -57,8 +56,11 @@ def _floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _full(build: Callable[[int, bool], Job], samples: int = 8) -> Callable[[], Job]:
-    return functools.partial(build, samples, True)
+def _full(build: Callable[[int, bool], Job], samples: int = 8) -> Callable[..., Job]:
+    def full(samples: int = samples) -> Job:
+        return build(samples, True)
+
+    return full
 
 
 # ---------------------------------------------------------------- batches
@@ -107,10 +109,10 @@ def _llama(hidden: int, layers: int, heads: int, kv: int, ffn: int, vocab: int, 
     )
 
 
-def llama_405b(layers: int = 126) -> Job:
+def llama_405b(samples: int = 8, layers: int = 126) -> Job:
     """Llama-3-405B on meta, with so many layers."""
     build = _llama(16384, layers, 128, 8, 53248, 128256, 8192)
-    return _full(build)()
+    return _full(build)(samples)
 
 
 def _gpt2(hidden: int, layers: int, heads: int, vocab: int, length: int, dropout: float) -> Any:

@@ -177,6 +177,17 @@ class ModelGraph:
         """A parameter by its full name."""
         return next(p for p in self.capture.params if name in p.names)
 
+    @functools.cached_property
+    def region_paths(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """By layer and region, the full paths of the modules in which its ops were traced."""
+        from autopar.graph.module_paths import region_paths  # built on top of this module
+
+        return {
+            (path, region.name): region_paths(block, region.name, path)
+            for path, block in self.instances()
+            for region in block.regions
+        }
+
     def unused_weights(self) -> tuple[str, ...]:
         """Parameters and buffers that no graph reads: they are kept, whole, and never change."""
         used: set[str] = set()

@@ -92,7 +92,8 @@ class Kinds:
         ]
         places = tuple((len(g), path == g[0], path == g[-1]) for g in groups)
         stages = self.pricer.setting.schedule is not None
-        return id(self.pricer.block(path)), tuple(regions.items()), places, stages
+        alike = tuple((region, id(choices)) for region, choices in regions.items())
+        return id(self.pricer.block(path)), alike, places, stages
 
     def _kind(self, path: str, regions: Regions) -> Kind:
         index = {(path, region): i for i, region in enumerate(regions)}

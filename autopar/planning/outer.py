@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
-from autopar.graph.module_paths import region_paths
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import group_of
 from autopar.mesh import split_size
@@ -57,12 +56,13 @@ def open_setting(
         return Dropped(setting, reason)
     cache: dict[tuple[object, ...], Candidates] = {}
     found: dict[SlotKey, Candidates] = {}
-    paths: dict[SlotKey, tuple[str, ...]] = {}
+    paths = model.region_paths
+    everywhere = pins.of(())
     for path, block in model.instances():
         for region in block.regions:
-            paths[path, region.name] = region_paths(block, region.name, path)
-            of_region = pins.of(paths[path, region.name])
-            key = (id(block), region.name, repr(sorted(of_region.items())))
+            of_region = pins.of(paths[path, region.name]) if pins.layers else everywhere
+            pinned = repr(sorted(of_region.items())) if pins.layers else ""
+            key = (id(block), region.name, pinned)
             if key not in cache:
                 cache[key] = annotate(block, region, strategies, setting, of_region)
             found[path, region.name] = cache[key]
@@ -141,12 +141,7 @@ def misfit(model: ModelGraph, setting: Setting, inseparable: str | None) -> str 
 
 def check_layers(model: ModelGraph, pins: Pins) -> None:
     """Errors: AutoparError for a glob of layers that names no module of the model."""
-    paths = {
-        path: None
-        for layer, block in model.instances()
-        for region in block.regions
-        for path in region_paths(block, region.name, layer)
-    }
+    paths = {path: None for found in model.region_paths.values() for path in found}
     for glob, _ in pins.layers:
         if not matches(glob, paths):
             raise AutoparError(
@@ -191,7 +186,9 @@ def _dropping(found: Collection[Candidates], setting: Setting) -> str | None:
 def _gathered(found: Mapping[SlotKey, Candidates]) -> str | None:
     """Why sequences can't be split in balanced chunks, if a region can do so and attention can't:
     every rank would gather them whole, and do all of its work."""
-    balanced = {key: any(map(is_balanced, one.choices)) for key, one in found.items()}
+    unique = {id(one): one for one in found.values()}
+    each = {key: any(map(is_balanced, one.choices)) for key, one in unique.items()}
+    balanced = {key: each[id(one)] for key, one in found.items()}
     if not any(balanced.values()):
         return None
     refusals: dict[str, None] = {}

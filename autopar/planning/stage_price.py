@@ -26,7 +26,7 @@ from autopar.planning.region_effects import (
     unused_effects,
 )
 from autopar.planning.schedules import stages_of
-from autopar.plugin import Candidate, Effect, Schedule
+from autopar.plugin import Effect, Schedule
 
 Extra = Mapping[tuple[SlotKey, int], list[float]]
 """Seconds of a microbatch by (slot, part), for each of the slot's choices."""
@@ -257,9 +257,9 @@ def least_work(pricer: Pricer) -> Work:
     """Seconds of a microbatch and seconds once a step, each region by its fastest choice: the same
     under every schedule."""
     each_s, once_s = 0.0, 0.0
-    known: dict[tuple[int, tuple[Candidate, ...]], tuple[float, float]] = {}
+    known: dict[tuple[int, int], tuple[float, float]] = {}
     for (path, _), candidates in pricer.candidates.items():
-        key = (id(pricer.block(path)), candidates)  # layers of a kind have the same
+        key = (id(pricer.block(path)), id(candidates))  # layers of a kind share theirs
         if key not in known:
             # What runs again adds to what runs: no candidate is faster for it.
             once = [candidate for candidate in candidates if candidate.recompute is None]

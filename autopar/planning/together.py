@@ -25,23 +25,40 @@ def whole_layers(
     """The candidates without those that would run a layer again of which some region can't; where a
     region has no others, why that can't run."""
     while True:
-        offered: dict[str, set[Recomputed]] = {}
+        offered: dict[str, frozenset[Recomputed]] = {}
+        said: dict[int, frozenset[Recomputed]] = {}  # alike layers share their candidates
         for (path, _), choices in candidates.items():
-            mine = {again for c in choices if (again := of_layer(c)) is not None}
+            if id(choices) not in said:
+                found = (of_layer(c) for c in choices)
+                said[id(choices)] = frozenset(x for x in found if x is not None)
+            mine = said[id(choices)]
             offered[path] = offered[path] & mine if path in offered else mine
         kept: dict[SlotKey, tuple[Candidate, ...]] = {}
+        known: dict[Hashable, tuple[Candidate, ...]] = {}
         for key, choices in candidates.items():
-            kept[key] = tuple(
-                c
-                for c in choices
-                if (again := of_layer(c)) is None
-                or all(again in offered[path] for path in group_of(key[0], c))
+            legal = frozenset(
+                x
+                for x in said[id(choices)]
+                if all(x in offered[path] for path in group_of(key[0], _running_again(key[1], x)))
             )
+            if legal == said[id(choices)]:
+                kept[key] = choices
+                continue
+            if (id(choices), legal) not in known:
+                known[id(choices), legal] = tuple(
+                    c for c in choices if (x := of_layer(c)) is None or x in legal
+                )
+            kept[key] = known[id(choices), legal]
             if not kept[key]:
                 return _why(key, choices[0], candidates)
-        if kept == candidates:
+        if all(kept[key] is choices for key, choices in candidates.items()):
             return kept
         candidates = kept
+
+
+def _running_again(region: str, again: Recomputed) -> Candidate:
+    """A candidate that says so, and nothing else."""
+    return Candidate(region, recompute=again)
 
 
 def _why(key: SlotKey, candidate: Candidate, candidates: Regions) -> str:
