@@ -22,6 +22,7 @@ from autopar.planning.pins import read_pins
 from autopar.planning.realise import realise
 from autopar.planning.recipe import plan_by_recipe
 from autopar.planning.request import Request
+from autopar.planning.solvers import check_solver
 from autopar.planning.tried import SearchOptions
 from autopar.planning.watch import Watch
 from autopar.plugin import CostModel, Strategy
@@ -49,6 +50,7 @@ def compile(
     memory_fraction: float = 1.0,
     gap: float = 1e-3,
     time_limit_s: float | None = None,
+    solver: str = "highs",
     progress: bool = True,
 ) -> Compiled:
     """Plan and emit the training of `model` on a cluster.
@@ -62,15 +64,15 @@ def compile(
     that are installed. `pin` fixes axes ("dp": 2), "microbatches", strategies (True, False, or
     options) and, under "layers", strategies by glob of module names; `forbid` names strategies or
     axes. `memory_fraction` of the device's memory may be used. Planning stops at a relative `gap`
-    or after `time_limit_s` a mesh. `progress`: a line on stderr while it plans, where that is a
-    terminal.
+    or after `time_limit_s` a mesh. `solver`: "highs" or "cbc" (comes with PuLP; several times
+    slower). `progress`: a line on stderr while it plans, where that is a terminal.
 
     Under torchrun rank 0 plans for all; every rank must call. Errors: AutoparError (and its
     InfeasibleError where nothing fits into memory), with the numbers and what to do.
     """
     asked = _Asked(
         *(model, cluster_spec, batch, loss, optimizer, clip_norm, strategies, cost_models),
-        *(pin, _listed(forbid), memory_fraction, gap, time_limit_s, progress),
+        *(pin, _listed(forbid), memory_fraction, gap, time_limit_s, solver, progress),
     )
     return _line(asked, plan_or_explain)
 
@@ -89,6 +91,7 @@ def recipe(
     memory_fraction: float = 1.0,
     gap: float = 1e-3,
     time_limit_s: float | None = None,
+    solver: str = "highs",
     progress: bool = True,
 ) -> Compiled:
     """What a practitioner would do by rule of thumb, as a program: to compare plans with.
@@ -104,7 +107,7 @@ def recipe(
     barred = _listed(forbid)
     asked = _Asked(
         *(model, cluster_spec, batch, loss, optimizer, clip_norm, strategies, cost_models),
-        *(None, barred, memory_fraction, gap, time_limit_s, progress),
+        *(None, barred, memory_fraction, gap, time_limit_s, solver, progress),
     )
     return _line(asked, lambda request, watch: plan_by_recipe(request, barred, watch))
 
@@ -133,6 +136,7 @@ class _Asked:
     memory_fraction: float
     gap: float
     time_limit_s: float | None
+    solver: str
     progress: bool
 
 
@@ -155,7 +159,7 @@ def _line(asked: _Asked, make: Callable[[Request, Watch], Plan]) -> Compiled:
         report["capture_s"] = time.perf_counter() - start
         ratio = state_ratio(asked.optimizer, graph.capture.params)
         limit = int(cluster.device.memory_bytes * asked.memory_fraction)
-        options = SearchOptions(limit, asked.gap, asked.time_limit_s, ratio)
+        options = SearchOptions(limit, asked.gap, asked.time_limit_s, ratio, asked.solver)
         told = (describe_batch(batch), assumed, asked.cluster_spec)
         request = Request(graph, cluster, chosen, models, pins, options, *told)
         requests.append(request)
@@ -183,3 +187,4 @@ def _check(asked: _Asked) -> None:
         raise AutoparError(f"memory_fraction must lie in (0, 1], not {asked.memory_fraction}")
     if not 0 <= asked.gap < 1:
         raise AutoparError(f"gap must lie in [0, 1), not {asked.gap}")
+    check_solver(asked.solver)

@@ -108,7 +108,7 @@ def bound(loose: Loose, solver: str) -> tuple[float, list[list[Floats]]]:
     active: list[list[list[int]]] = [
         [_first(group, loose.stages) for group in one.options] for one in loose.every
     ]
-    best: tuple[float, list[list[Floats]]] = (-np.inf, [])
+    best = _priced(loose, _without_memory(loose))
     for _ in range(ROUNDS):
         found = _multipliers(loose, active, solver)
         if found is None:
@@ -121,6 +121,15 @@ def bound(loose: Loose, solver: str) -> tuple[float, list[list[Floats]]]:
         if bound_s >= value_s * (1 - CLOSE) or not _add_lowest(loose, active, weights):
             break
     return best
+
+
+def _without_memory(loose: Loose) -> _Multipliers:
+    """Multipliers by which memory doesn't count and every stage is as slow as the slowest."""
+    count = len(loose.stages.in_flight)
+    even, parts = np.full(count, 1.0 / count), np.zeros(len(loose.spread))
+    memory = tuple(np.zeros(len(counts)) for counts in loose.stages.in_flight)
+    moments = np.zeros((count, 1 + max([one.moment for one in loose.every], default=0)))
+    return _Multipliers(loose.stages.per_stage, even, 0.0, even, memory, moments, parts, parts)
 
 
 def _made_fit(loose: Loose, active: list[list[list[int]]], solver: str) -> bool:

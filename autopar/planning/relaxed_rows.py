@@ -64,21 +64,30 @@ def _by_highs(
     programme.a_matrix_.start_ = np.searchsorted(where[0], np.arange(len(rows) + 1))
     programme.a_matrix_.index_ = where[1]
     programme.a_matrix_.value_ = table[where]
-    highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    for option, value in (("output_flag", False), ("parallel", "off"), ("random_seed", 0)):
-        highs.setOptionValue(option, value)
-    highs.passModel(programme)
-    highs.run()
-    status = highs.getModelStatus()
-    if status in (
+    infeasible = (
         highspy.HighsModelStatus.kInfeasible,
         highspy.HighsModelStatus.kUnboundedOrInfeasible,  # no objective here falls for ever
-    ):
+    )
+    highs = _run(programme, "choose")
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        # With presolve it has lost solutions, or its way, now and then.
+        highs = _run(programme, "off")
+    if highs.getModelStatus() in infeasible:
         return None
-    assert status == highspy.HighsModelStatus.kOptimal, status
+    # Any dual values give a bound: these are no worse where it stopped before it was sure.
     found = highs.getSolution().row_dual
     values = {row.name: float(x) for row, x in zip(rows, found, strict=True)}
     return values, float(highs.getInfo().objective_function_value)
+
+
+def _run(programme: highspy.HighsLp, presolve: str) -> Any:
+    highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    options = {"output_flag": False, "parallel": "off", "random_seed": 0, "presolve": presolve}
+    for option, value in options.items():
+        highs.setOptionValue(option, value)
+    highs.passModel(programme)
+    highs.run()
+    return highs
 
 
 def _by_pulp(

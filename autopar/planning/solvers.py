@@ -31,6 +31,12 @@ class Outcome:
     bound: float
 
 
+def check_solver(solver: str) -> None:
+    """Errors: AutoparError where no solver is called so."""
+    if solver not in ("highs", "cbc"):
+        raise AutoparError(f'no solver is called {solver!r}: choose "highs" or "cbc"')
+
+
 def run(
     model: pulp.LpProblem,
     solver: str,
@@ -45,9 +51,8 @@ def run(
     """
     if solver == "highs":
         return _run_highs(model, gap, gap_abs, time_limit_s)
-    if solver == "cbc":
-        return _run_cbc(model, gap, gap_abs, time_limit_s)
-    raise AutoparError(f'no solver is called {solver!r}: choose "highs" or "cbc"')
+    check_solver(solver)
+    return _run_cbc(model, gap, gap_abs, time_limit_s)
 
 
 def _run_highs(
