@@ -1,10 +1,10 @@
 """How long planning takes, and what it proves.
 
-python benchmarks/planning.py [model cluster …]
+python benchmarks/planning.py [model cluster samples …] [--rounds n]
 
-Each pair is planned in a process of its own, three times; the time is the best of `compile`, after
+Each case is planned in a process of its own, three times; the time is the best of `compile`, after
 imports and without building the model. Memory is the process's peak, imports included. Without
-arguments: GPT-2 on 8 devices, Llama-3-8B on 8 and on 64.
+arguments: GPT-2 on 8 devices, Llama-3-8B on 64, Llama-3-405B on 16,384, DeepSeek-V3 on 2,048.
 """
 
 import argparse
@@ -12,27 +12,28 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parent.parent / "tests"
+from full_size import job_of
+
 ROUNDS = 3
-PAIRS = (("gpt2-124M", "h100:8"), ("llama3-8B", "h100:8"), ("llama3-8B", "h100:64"))
+CASES = (
+    ("gpt2-124M", "h100:8", "8"),
+    ("llama3-8B", "h100:64", "512"),
+    ("llama3-405B", "h100:16384", "2048"),
+    ("deepseek-v3-671B", "h800:2048", "8192"),
+)
 
 
-def measure(name: str, cluster: str) -> dict[str, Any]:
-    """One pair, in this process."""
+def measure(name: str, cluster: str, samples: str) -> dict[str, Any]:
+    """One case, in this process."""
     import resource
     import warnings
-
-    sys.path.insert(0, str(TESTS))
-    from families import FAMILIES
 
     import autopar
 
     warnings.simplefilter("ignore")
-    full = {key: build for family in FAMILIES.values() for key, build in family.full.items()}
-    job = full[name]()
+    job = job_of(name, cluster, int(samples))
     start = time.perf_counter()
     compiled = autopar.compile(job.model, cluster, job.batch, loss=job.loss)
     seconds = time.perf_counter() - start
@@ -51,11 +52,11 @@ def measure(name: str, cluster: str) -> dict[str, Any]:
     }
 
 
-def best(name: str, cluster: str) -> dict[str, Any]:
-    """The fastest of three processes. Errors: RuntimeError with what a process said that failed."""
+def best(case: tuple[str, ...], rounds: int) -> dict[str, Any]:
+    """The fastest of some processes. Errors: RuntimeError with what a process said that failed."""
     runs = []
-    for _ in range(ROUNDS):
-        given = [sys.executable, __file__, "--one", name, cluster]
+    for _ in range(rounds):
+        given = [sys.executable, __file__, "--one", *case]
         done = subprocess.run(given, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr)
@@ -67,20 +68,23 @@ def main() -> None:
     """The table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", action="store_true")
-    parser.add_argument("pairs", nargs="*", help="model cluster …")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("cases", nargs="*", help="model cluster samples …")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(*given.pairs)))
+        print(json.dumps(measure(*given.cases)))
         return
-    pairs = list(zip(given.pairs[::2], given.pairs[1::2], strict=True)) or PAIRS
-    for name, cluster in pairs:
-        run = best(name, cluster)
+    every = given.cases
+    cases = list(zip(every[::3], every[1::3], every[2::3], strict=True)) or CASES
+    for name, cluster, samples in cases:
+        run = best((name, cluster, samples), given.rounds)
         mesh = " · ".join(f"{axis}{size}" for axis, size in run["axes"].items())
+        times = f"{run['seconds']:.1f} s ({run['capture_s']:.1f} s capture)"
         print(
-            f"{name} on {cluster}: {run['seconds']:.1f} s ({run['capture_s']:.1f} s capture), peak "
-            f"{run['peak'] / 1e9:.2f} GB; {mesh}, {run['microbatches']} microbatches, step "
-            f"{run['step_s']:.4f} s; gap {run['gap']:.2%}, {run['candidates']} settings, "
-            f"{run['solved']} solved, objective {run['difference_s'] * 1e3:+.1f} ms off",
+            f"{name} on {cluster}, {samples} samples: {times}, peak {run['peak'] / 1e9:.2f} GB; "
+            f"{mesh}, {run['microbatches']} microbatches, step {run['step_s']:.4f} s; gap "
+            f"{run['gap']:.2%}, {run['candidates']} settings, {run['solved']} solved, objective "
+            f"{run['difference_s'] * 1e3:+.1f} ms off",
             flush=True,
         )
 

@@ -12,10 +12,10 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parent.parent / "tests"
+from full_size import job_of
+
 PAIRS = (
     ("bert-large", "v100:8", 256),
     ("resnet-50", "v100:8", 512),
@@ -37,25 +37,11 @@ def measure(name: str, cluster: str, samples: int, only_recipe: bool) -> dict[st
     """One pair, in this process; what goes wrong is said in `recipe` or `plan`."""
     import warnings
 
-    sys.path.insert(0, str(TESTS))
-    import torch
-    from families import FAMILIES
-
     import autopar
 
     warnings.simplefilter("ignore")
-    full = {key: build for family in FAMILIES.values() for key, build in family.full.items()}
-    job = full[name]()
-    half = torch.float16 if cluster.startswith("v100") else torch.bfloat16
-    job.model.to(half)
-    batch = {
-        key: torch.empty(
-            (samples, *value.shape[1:]),
-            dtype=half if value.is_floating_point() else value.dtype,
-            device="meta",
-        )
-        for key, value in job.batch.items()
-    }
+    job = job_of(name, cluster, samples)
+    batch = job.batch
     out: dict[str, Any] = {}
     for what, make in (("recipe", autopar.recipe), ("plan", autopar.compile)):
         if what == "plan" and only_recipe:
