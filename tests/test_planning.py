@@ -263,7 +263,9 @@ def test_no_weights_count_more_than_the_account(model: str) -> None:
             except ImpossibleError:
                 continue
             sharp = sharpest(rows, [books.spent], "highs")
-            assert seconds_of(books.spent, sharp) == pytest.approx(books.step_s, rel=1e-9)
+            # With what hides once a step another row may be the largest in the last microbatch.
+            sharp_s = seconds_of(books.spent, sharp)
+            assert books.step_s * 0.999 <= sharp_s <= books.step_s * (1 + 1e-9)
             for weights in (*(drawn_weights(draw, rows) for _ in range(3)), sharp):
                 layered = Layered(pricer.weighing(weights))
                 taken = choices_of(layered, program)

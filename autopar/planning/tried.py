@@ -167,7 +167,7 @@ def _solved(
     return solve(
         problem,
         solver=options.solver,
-        gap=options.gap / 4,  # the rest is for what the weights don't see
+        gap=options.gap / 2,  # the rest is for what the weights don't see
         time_limit_s=options.time_limit_s,
         cutoff_s=best_s if math.isfinite(best_s) else None,
         low=low,
