@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -113,3 +114,27 @@ def test_gpt_3() -> None:
     total = found.model_flops / length * 300e9
     assert total == pytest.approx(6 * counted * 300e9 * (1 + length / (6 * hidden)), rel=0.01)
     assert total == pytest.approx(3.14e23, rel=0.04)
+
+
+def test_model_flops_count_convolutions_and_experts() -> None:
+    """ResNet-50: 4.09 billion multiply-adds an image (He et al. 2016 say 3.8 with the stride in
+    another place; torchvision's has it here), three times for a step. Mixtral-like: 6 flops for
+    each weight that a token meets, two of four experts among them, and attention's own."""
+    job = FAMILIES["resnet"].full["resnet-50"]()
+    found = predicted(analyse(capture(job.model, job.batch, job.loss)), "a100:1", MIXED, 1)
+    images = next(iter(job.batch.values())).shape[0]
+    # The first layer's input needs no gradient: counted all the same, as is usual.
+    assert found.model_flops / images / 6 == pytest.approx(4.09e9, rel=0.01)
+    job = FAMILIES["mixtral"].tiny()
+    graph = analyse(capture(job.model, job.batch, job.loss))
+    config: Any = job.model.config
+    met = sum(
+        p.numel() * (config.num_experts_per_tok / config.num_local_experts if p.dim() == 3 else 1)
+        for name, p in job.model.named_parameters()
+        if p.dim() > 1 and "embed" not in name
+    )
+    samples, length = job.batch["input_ids"].shape
+    width = config.hidden_size
+    attention = 12 * config.num_hidden_layers * length * width / 2
+    flops = predicted(graph, "cpu:1", StateRatio(2.0), 1).model_flops
+    assert flops / (samples * length) == pytest.approx(6 * met + attention, rel=0.05)

@@ -9,12 +9,12 @@ INSIDE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "vocab_embedding communicates nothing: its result is partial over its axis.",
         ),
         "vocab_cross_entropy": (
-            "vocab_cross_entropy all-reduces the maxima of the logits, then two sums of each row;",
-            "nothing in the backward.",
+            "vocab_cross_entropy all-reduces the maxima of the logits in one call, then two sums",
+            "of each row in one more; nothing in the backward.",
         ),
         "sync_batch_norm": (
-            "sync_batch_norm all-gathers means and variances in training, and all-reduces two sums",
-            "of each channel in the backward.",
+            "sync_batch_norm all-gathers means and variances in one call in training, and",
+            "all-reduces two sums of each channel in one call in the backward.",
         ),
         "dispatch": (
             "route sends the numbers of each expert's rows to the ranks of its axis by all-to-all;",

@@ -9,6 +9,7 @@ from autopar.graph.model_graph import STREAM
 from autopar.layouts.again import again_effects, reach, steps_again
 from autopar.layouts.convert import Step
 from autopar.layouts.effects import (
+    COST_CLASS,
     closing_collectives,
     compute_effects,
     step_effects,
@@ -281,8 +282,8 @@ def runs_again(flow: Flow, choices: Choices, name: str, need: Layout, ends: bool
 
 
 def model_flops(program: Program) -> int:
-    """Matrix and attention flops of one step on the whole model, forward and backward: what model
-    flops utilisation counts."""
+    """Flops of matrix products (convolutions and experts' included) and attention of one step on
+    the whole model, forward and backward: what model flops utilisation counts."""
     setting = program.setting
     whole = Setting(setting.mesh, (), setting.microbatches)
     of_block: dict[int, int] = {}
@@ -293,7 +294,7 @@ def model_flops(program: Program) -> int:
             of_block[id(block)] = sum(
                 effect.flops
                 for op in block.ops.values()
-                if op.node.name in ops and op.kind in ("contraction", "attention")
+                if op.node.name in ops and COST_CLASS.get(op.kind) in ("matmul", "attention")
                 for effect in compute_effects(block, op, None, whole)
             )
         total += of_block[id(block)]
