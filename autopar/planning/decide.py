@@ -12,7 +12,7 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.convert import EXCHANGES
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
-from autopar.mesh import Mesh, Split
+from autopar.mesh import Split
 from autopar.plan import (
     Alternative,
     Certificate,
@@ -227,21 +227,24 @@ def _certificate(found: Found, options: SearchOptions, books: Account) -> Certif
 
 
 def _alternatives(found: Found) -> tuple[Alternative, ...]:
-    """The best of every other mesh, fastest first; then those that can't run, and why."""
-    best: dict[Mesh, Alternative] = {}
+    """The best of every other mesh, and of the plan's own every other schedule and number of
+    microbatches, fastest first; then what can't run, and why."""
+    winner = found.winner
+
+    def place(setting: Setting) -> tuple[object, ...]:
+        own = (setting.microbatches, _name(setting)) if setting.mesh == winner.mesh else ()
+        return setting.mesh, *own
+
+    best: dict[tuple[object, ...], Alternative] = {}
     for seen in found.tried:
-        mesh, one = seen.asked.mesh, _alternative(seen)
-        if mesh != found.winner.mesh and (mesh not in best or _rank(one) < _rank(best[mesh])):
-            best[mesh] = one
+        at, one = place(seen.asked), _alternative(seen)
+        if seen.asked != winner and (at not in best or _rank(one) < _rank(best[at])):
+            best[at] = one
     out = sorted(best.values(), key=_rank)
-    refused = {d.setting.mesh: d for d in reversed(found.dropped)}
-    out += [
-        Alternative(
-            _mesh(mesh.axes), d.setting.microbatches, _name(d.setting), None, None, d.reason
-        )
-        for mesh, d in refused.items()
-        if mesh not in best and mesh != found.winner.mesh
-    ]
+    for at, left in {place(d.setting): d for d in reversed(found.dropped)}.items():
+        if at not in best and at != place(winner):
+            where = (_mesh(left.setting.mesh.axes), left.setting.microbatches, _name(left.setting))
+            out.append(Alternative(*where, None, None, left.reason))
     return tuple(out)
 
 
