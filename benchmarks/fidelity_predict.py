@@ -242,13 +242,17 @@ def cost_models(software: str) -> tuple[CostModel, ...]:
 
 # ---------------------------------------------------------------- what a run does
 
+Held = Mapping[tuple[str, Resident], int]
+PARAMETER, GRADIENT = Resident("parameter", 0), Resident("gradient", 0)
+
 
 @dataclass(frozen=True)
 class Work:
-    """One stage's step: what takes time, and what is held, by layer and kind."""
+    """One stage's step: what takes time, and what is held, by layer and kind (a Resident of no
+    bytes)."""
 
     tally: Tally
-    held: Mapping[tuple[str, str], int]
+    held: Held
     stage: Stage
 
 
@@ -276,16 +280,16 @@ def prepare(run: Run) -> Prepared | str:
         stages = []
         for number, effects in enumerate(stage_effects(program, state_of(run.software))):
             found = list(whole_calls(effects))
-            held: Counter[tuple[str, str]] = Counter()
+            held: Counter[tuple[str, Resident]] = Counter()
             for path, effect, _ in found:
                 if isinstance(effect, Resident):
-                    held[path, effect.what] += effect.bytes
+                    held[path, replace(effect, bytes=0)] += effect.bytes
             one = Work(tally(found), held, stage_of(program, number))
             if facts(run.software)["keeps_gathered"] and program.setting.schedule is not None:
                 one = _gathered(one, run)
-            kinds: Counter[str] = Counter()
-            for (_, what), size in held.items():
-                kinds[what] += size
+            kinds: Counter[Resident] = Counter()
+            for (_, kind), size in held.items():
+                kinds[kind] += size
             in_flight = one.stage.in_flight
             key = (frozenset(one.tally.items()), frozenset(kinds.items()), in_flight)
             if key not in known:
@@ -302,11 +306,12 @@ def _gathered(work: Work, run: Run) -> Work:
     and scatters gradients once."""
     pieces = run.pins["dp"] * run.pins["cp"]
     state = state_of(run.software)
-    elements = sum(n for (_, what), n in work.held.items() if what == "master") // 4 * pieces
+    masters = sum(n for (_, kind), n in work.held.items() if kind.what == "master")
+    elements = masters // 4 * pieces
     held = {
         **work.held,
-        ("", "parameter"): work.held.get(("", "parameter"), 0) + 2 * elements,
-        ("", "gradient"): work.held.get(("", "gradient"), 0)
+        ("", PARAMETER): work.held.get(("", PARAMETER), 0) + 2 * elements,
+        ("", GRADIENT): work.held.get(("", GRADIENT), 0)
         + state.gradient_bytes * elements * (pieces - 1) // pieces,
     }
     now: Counter[tuple[Effect, int]] = Counter()
@@ -374,7 +379,7 @@ def timed_s(
 
 
 def _held(work: Work, prices: Prices) -> Mapping[str, int]:
-    held = [(path, Resident(what, size)) for (path, what), size in work.held.items()]  # type: ignore[arg-type]
+    held = [(path, replace(kind, bytes=size)) for (path, kind), size in work.held.items()]
     return memory_of(held, work.stage, prices)
 
 
