@@ -32,8 +32,9 @@ from autopar.planning.prices import Prices
 from autopar.planning.problem import PlanningProblem
 from autopar.planning.search import Found, search
 from autopar.planning.separable import why_inseparable
+from autopar.planning.space import space_of
 from autopar.planning.tried import SearchOptions
-from autopar.planning.weights import WINDOWS, Row, Weights, rows_of, seconds_of, sharpest
+from autopar.planning.weights import WINDOWS, Row, Weights, beside, seconds_of, sharpest
 from autopar.planning.whole_price import whole_problem
 from autopar.planning.works import Works
 from autopar.plugin import BUCKET, Candidate, Collective, Effect
@@ -162,7 +163,8 @@ def searched(model: str, limit_bytes: int) -> Found:
     strategies = select_strategies(STRATEGIES)
     pins = read_pins(None, (), strategies)
     options = SearchOptions(limit_bytes, 0.0, None, RATIO)
-    return search(graph_of(model), spec(), strategies, select_cost_models(), pins, options)
+    args = (graph_of(model), spec(), strategies, select_cost_models(), pins, options)
+    return search(space_of(*args))
 
 
 # ---------------------------------------------------------------- prices and accounts
@@ -251,7 +253,7 @@ def test_no_weights_count_more_than_the_account(model: str) -> None:
     """By any row of the overlap model in each window, and any mixture of rows, no program costs
     more than the account says; by the sharpest rows it costs as much, but for calls that aren't
     full."""
-    draw, rows = random.Random(1), rows_of(select_cost_models())(overlapping())
+    draw, rows = random.Random(1), beside(select_cost_models()).rows(overlapping())
     assert len(set(rows)) > 10
     compared = sharply = 0
     for case in cases(model).values():

@@ -111,7 +111,7 @@ def test_prices_that_fall_by_cutting_are_refused() -> None:
     models = [Steep() if model.name == "compute" else model for model in select_cost_models()]
     found = space(models)
     with pytest.raises(AutoparError, match=r"a part of an op must cost at least its share"):
-        search(found.model, found.cluster, found.strategies, models, found.pins, found.options)
+        search(found)
 
 
 def test_what_is_learnt_raises_bounds() -> None:

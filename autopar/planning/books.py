@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
-from autopar.planning.weights import Row, Spent, window_of
+from autopar.planning.weights import Row, Spent, entry, window_of
 from autopar.plugin import Alongside, Collective, Compute, Effect, Resident
 
 ORDER = (
@@ -140,18 +140,16 @@ def enter(
 ) -> float:
     """A collective into the window that it belongs to; seconds of one that belongs to none, being
     waited for once a step."""
-    hides, once = prices.hides(effect), effect.per == "step"
-    window = windows[window_of(effect)]
-    if hides and once:
-        window.hidden_once_s += price
-    elif once:
+    work = entry(effect, prices.hides(effect), price, host_s)
+    if work is None:
         return price
-    elif hides:
-        window.hidden_s += price
-        window.collective_host_s += host_s
-    else:
-        window.waited_s += price
-        window.collective_host_s += host_s
+    window = windows[window_of(effect)]
+    if effect.per == "step":
+        window.hidden_once_s += work[2]
+        return 0.0
+    window.waited_s += work[0]
+    window.collective_host_s += work[1]
+    window.hidden_s += work[2]
     return 0.0
 
 

@@ -25,6 +25,7 @@ from autopar.planning.books import Window, enter, one_call
 from autopar.planning.joined import empty_call, whole_calls
 from autopar.planning.prices import Prices
 from autopar.planning.region_effects import one_param, op_effects
+from autopar.planning.weights import largest
 from autopar.plugin import BUCKET, Alongside, Collective, Compute, Effect
 
 Where = tuple[str, str]
@@ -129,13 +130,13 @@ def _shared_out(
     for phase, window in list(whole.windows.items()):
         times = 1 if phase == "optimizer" else microbatches
         computing, every, late = window.computing(), window.all(), window.all(once=True)
-        alone, beside = _weights(prices, computing), _weights(prices, every)
+        alone, together = (_weights(prices, work) for work in (computing, every))
         compute_s, all_s = prices.cost(computing), prices.cost(every)
 
         def of_compute(one: Window, weights: Seconds = alone) -> float:
             return weights[0] * one.compute_s + weights[1] * one.compute_host_s
 
-        def of_calls(one: Window, weights: Seconds = beside) -> float:
+        def of_calls(one: Window, weights: Seconds = together) -> float:
             device, host, network = weights
             calls = device * one.waited_s + host * one.collective_host_s
             return calls + network * one.hidden_s
@@ -151,10 +152,7 @@ def _shared_out(
 
 def _weights(prices: Prices, work: Alongside) -> Seconds:
     """Of the weighted sums of which the largest is the price, that one's weights."""
-    model = next(model for model in prices.models if Alongside.kind in model.prices)
-    seconds = (work.device_s, work.host_s, work.network_s)
-    rows = model.rows(prices.cluster)
-    return max(rows, key=lambda row: sum(w * s for w, s in zip(row, seconds, strict=True)))
+    return largest(prices.rows, (work.device_s, work.host_s, work.network_s))
 
 
 # ---------------------------------------------------------------- whose effects are whose

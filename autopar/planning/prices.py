@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
 from autopar.planning.joined import empty_call, split_price
-from autopar.planning.weights import Weights, entry, weighted, window_of
+from autopar.planning.weights import Row, Weights, beside, entry, weighted, window_of
 from autopar.plugin import BUCKET, Alongside, Collective, Compute, CostModel, Effect, Resident
 
 ONE_RANK = Mesh(())
@@ -107,7 +107,12 @@ class Prices:
 
     def hides(self, effect: Collective) -> bool:
         """Whether it counts as hidden behind compute."""
-        return next(m for m in self.models if Alongside.kind in m.prices).hides(effect)
+        return beside(self.models).hides(effect)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Weighted sums of what runs at the same time, of which the largest is the price."""
+        return beside(self.models).rows(self.cluster)
 
     def explain(self, effect: Effect) -> str:
         """How the price came about, in a word: a collective's algorithm."""

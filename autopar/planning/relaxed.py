@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.planning.problem import Choice, PlanningProblem, Share, Stages
-from autopar.planning.relaxed_rows import Row, solved_duals
+from autopar.planning.relaxed_rows import Linear, Row, solved_duals
 
 Floats = NDArray[np.float64]
 WHOLE = Stages(0.0, 1.0, (((1,),),))
@@ -274,7 +274,7 @@ def _multipliers(
     objective = {"over": 1.0} if fit else {"slowest": stages.per_slowest, "late": 1.0}
     if not fit:
         rows.append(Row(("fits", 0, 0), np.zeros(0), {"over": -1.0}, 0.0))
-    found = solved_duals(names, objective, seconds, rows, solver)
+    found = solved_duals(Linear(names, objective, seconds, rows), solver)
     if found is None:
         return None
     values, value = found

@@ -27,23 +27,28 @@ class Row:
     equal: bool = False
 
 
-def solved_duals(
-    names: Sequence[str],
-    objective: Mapping[str, float],
-    columns: Floats,
-    rows: Sequence[Row],
-    solver: str,
-) -> tuple[dict[Name, float], float] | None:
-    """Dual values of the rows, and the least value of Σ columns · y + Σ objective · variable, all
-    at least 0; None where no values satisfy the rows."""
-    if solver == "highs":
-        return _by_highs(names, objective, columns, rows)
-    return _by_pulp(names, objective, columns, rows, solver)
+@dataclass(frozen=True)
+class Linear:
+    """Minimise Σ columns · y + Σ objective · variable over the rows, all at least 0. `names`: the
+    variables beside y."""
+
+    names: Sequence[str]
+    objective: Mapping[str, float]
+    columns: Floats
+    rows: Sequence[Row]
 
 
-def _by_highs(
-    names: Sequence[str], objective: Mapping[str, float], columns: Floats, rows: Sequence[Row]
-) -> tuple[dict[Name, float], float] | None:
+Duals = tuple[dict[Name, float], float]
+"""Dual values of the rows, and the least value."""
+
+
+def solved_duals(linear: Linear, solver: str) -> Duals | None:
+    """The dual values; None where no values satisfy the rows."""
+    return _by_highs(linear) if solver == "highs" else _by_pulp(linear, solver)
+
+
+def _by_highs(linear: Linear) -> Duals | None:
+    names, columns, rows = linear.names, linear.columns, linear.rows
     count, place = len(columns), {name: len(columns) + k for k, name in enumerate(names)}
     table = np.zeros((len(rows), count + len(names)))
     for r, row in enumerate(rows):
@@ -56,7 +61,9 @@ def _by_highs(
     most = np.where([row.equal for row in rows], right, np.inf)
     programme = highspy.HighsLp()
     programme.num_col_, programme.num_row_ = table.shape[1], table.shape[0]
-    programme.col_cost_ = np.concatenate([columns, [objective.get(name, 0.0) for name in names]])
+    programme.col_cost_ = np.concatenate(
+        [columns, [linear.objective.get(name, 0.0) for name in names]]
+    )
     programme.col_lower_ = np.zeros(table.shape[1])
     programme.col_upper_ = np.full(table.shape[1], np.inf)
     programme.row_lower_, programme.row_upper_ = right, most
@@ -90,16 +97,11 @@ def _run(programme: highspy.HighsLp, presolve: str) -> Any:
     return highs
 
 
-def _by_pulp(
-    names: Sequence[str],
-    objective: Mapping[str, float],
-    columns: Floats,
-    rows: Sequence[Row],
-    solver: str,
-) -> tuple[dict[Name, float], float] | None:
+def _by_pulp(linear: Linear, solver: str) -> Duals | None:
+    columns, rows = linear.columns, linear.rows
     model = pulp.LpProblem("relaxed", pulp.LpMinimize)
     taken = [model.add_variable(f"y_{j:05}", 0.0) for j in range(len(columns))]
-    others = {name: model.add_variable(name, 0.0) for name in names}
+    others = {name: model.add_variable(name, 0.0) for name in linear.names}
     texts = {row.name: "_".join(map(str, row.name)) for row in rows}
     for row in rows:
         terms = [(y, float(x)) for y, x in zip(taken, row.columns, strict=False) if x]
@@ -108,7 +110,7 @@ def _by_pulp(
         expression = pulp.LpAffineExpression(terms)
         model.addConstraint(pulp.LpConstraint(expression, sense, texts[row.name], float(row.right)))
     costs = [(y, float(x)) for y, x in zip(taken, columns, strict=True) if x]
-    costs += [(others[name], factor) for name, factor in objective.items() if factor]
+    costs += [(others[name], factor) for name, factor in linear.objective.items() if factor]
     model.setObjective(pulp.LpAffineExpression(costs))
     found = duals(model, solver, texts.values())
     if found is None:

@@ -9,6 +9,7 @@ from autopar.plan import Plan
 from autopar.planning.decide import decide
 from autopar.planning.pins import Pins
 from autopar.planning.search import Found, search
+from autopar.planning.space import space_of
 from autopar.planning.tried import SearchOptions
 from autopar.planning.watch import Watch, unwatched
 from autopar.plugin import CostModel, Strategy
@@ -33,15 +34,15 @@ class Request:
 
 def find(request: Request, watch: Watch = unwatched) -> Found:
     """The search alone. Errors: those of `search`."""
-    return search(
+    space = space_of(
         request.model,
         request.cluster,
         request.strategies,
         request.cost_models,
         request.pins,
         request.options,
-        watch,
     )
+    return search(space, watch)
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, InfeasibleError
-from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import Pins
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible
-from autopar.planning.space import ROUNDING, Space, Unopened, space_of
+from autopar.planning.space import ROUNDING, Space, Unopened
 from autopar.planning.tried import (
     Answer,
     SearchOptions,
@@ -27,7 +26,6 @@ from autopar.planning.tried import (
 )
 from autopar.planning.watch import Progress, Watch, unwatched
 from autopar.planning.weights import Weights
-from autopar.plugin import CostModel, Strategy
 from autopar.text import size
 
 
@@ -63,30 +61,22 @@ class Found:
     inseparable: str | None = field(default=None)
 
 
-def search(
-    model: ModelGraph,
-    cluster: ClusterSpec,
-    strategies: Sequence[Strategy],
-    cost_models: Sequence[CostModel],
-    pins: Pins,
-    options: SearchOptions,
-    watch: Watch = unwatched,
-) -> Found:
-    """The fastest program that fits. `watch` is told how far the search is.
+def search(space: Space, watch: Watch = unwatched) -> Found:
+    """The fastest program of a space that fits. `watch` is told how far the search is.
 
     Errors: AutoparError where no mesh is legal (with each reason), InfeasibleError where nothing
     fits into memory (short by how much).
     """
-    state = _State(space_of(model, cluster, strategies, cost_models, pins, options), options)
-    for one in state.space.settings():
+    state = _State(space)
+    for one in space.settings():
         state.add(one)
     while state.queue:
         state.look_at_next(watch)
     if not state.tried:
-        raise _nothing_legal(cluster, pins, state.dropped)
+        raise _nothing_legal(space.cluster, space.pins, state.dropped)
     best = state.best
     if best is None:
-        raise _nothing_fits(state.unfit, options)
+        raise _nothing_fits(state.unfit, space.options)
     assert best.answer is not None
     bounds = [seen.bound_s for seen in state.tried if not _never(seen.result)]
     return Found(
@@ -96,7 +86,7 @@ def search(
         min(bounds),
         tuple(state.tried),
         tuple(state.dropped),
-        state.space.inseparable,
+        space.inseparable,
     )
 
 
@@ -107,7 +97,6 @@ class _State:
     than the gap. `unfit`: what doesn't fit, while nothing does."""
 
     space: Space
-    options: SearchOptions
     queue: list[tuple[float, int, Unopened | Tried]] = field(default_factory=list)
     places: Iterator[int] = field(default_factory=itertools.count)
     best: Tried | None = None
@@ -116,6 +105,11 @@ class _State:
     unfit: list[Tried] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     waiting: int = 0
+
+    @property
+    def options(self) -> SearchOptions:
+        """The search's."""
+        return self.space.options
 
     @property
     def best_s(self) -> float:

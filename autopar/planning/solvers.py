@@ -1,4 +1,5 @@
-"""Runs one PuLP model on HiGHS or CBC and says what was proven; only here is a solver known.
+"""Runs one PuLP model on HiGHS or CBC and says what was proven; only here, and for bounds
+in `relaxed_rows`, is a solver known.
 
 Both work on one thread from a fixed seed and stop on the gap, so the same model has the same
 answer. A time limit breaks that promise, so there is none unless the user asks for it.

@@ -30,9 +30,9 @@ from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
-from autopar.planning.stage_price import Work, least_work, schedule_bound
+from autopar.planning.stage_price import LeastWork, least_work, schedule_bound
 from autopar.planning.tried import SearchOptions, Tried
-from autopar.planning.weights import first_guess, rows_of
+from autopar.planning.weights import beside, first_guess
 from autopar.planning.works import Works
 from autopar.plugin import CostModel, Refusal, Strategy
 
@@ -62,7 +62,7 @@ class Space:
     inseparable: str | None
     works: Works
     whole_s: float = 0.0
-    known: dict[Mesh, list[tuple[int, Work]]] = field(default_factory=dict)
+    known: dict[Mesh, list[tuple[int, LeastWork]]] = field(default_factory=dict)
     opened: dict[Mesh, list[tuple[int, float]]] = field(default_factory=dict)
     """Of those that were opened, seconds of a step's microbatches by rough prices."""
 
@@ -87,28 +87,28 @@ class Space:
 
     def bound_s(self, unopened: Unopened) -> float:
         """Seconds that no program of these settings beats."""
-        return min(
-            step_bound(setting, self._at_least(setting.mesh, setting.microbatches, setting))
-            for setting in unopened.scheduled
-        )
+        return min(step_bound(setting, self._at_least(setting)) for setting in unopened.scheduled)
 
-    def _at_least(self, mesh: Mesh, microbatches: int, setting: Setting) -> Work:
-        stages = stages_in(setting)
-        each_s, once_s = self.whole_s / (mesh.world / stages), 0.0
-        for fewer, work in self.known.get(mesh, ()):
-            if microbatches % fewer == 0:
+    def _at_least(self, setting: Setting) -> LeastWork:
+        each_s, once_s = self._share_s(setting), 0.0
+        for fewer, work in self.known.get(setting.mesh, ()):
+            if setting.microbatches % fewer == 0:
                 each_s, once_s = max(each_s, work[0]), max(once_s, work[1])
-        return each_s / microbatches, once_s
+        return each_s / setting.microbatches, once_s
 
-    def learn(self, setting: Setting, work: Work) -> None:
+    def _share_s(self, setting: Setting) -> float:
+        """A step's microbatches, of all stages, by the whole batch on one device."""
+        return self.whole_s / (setting.mesh.world / stages_in(setting))
+
+    def learn(self, setting: Setting, work: LeastWork) -> None:
         """What a microbatch and a step of a setting take at least, of all stages."""
         step = (work[0] * setting.microbatches, work[1])
         self.known.setdefault(setting.mesh, []).append((setting.microbatches, step))
 
-    def _check(self, setting: Setting, work: Work) -> None:
+    def _check(self, setting: Setting, work: LeastWork) -> None:
         """Errors: AutoparError where the same by the same weights says that prices aren't so."""
         step_s = work[0] * setting.microbatches
-        shares = [self.whole_s / (setting.mesh.world / stages_in(setting))]
+        shares = [self._share_s(setting)]
         shares += [
             s for fewer, s in self.opened.get(setting.mesh, ()) if fewer < setting.microbatches
         ]
@@ -125,7 +125,7 @@ class Space:
         """The settings with their candidates and rough bounds."""
         least_s = self.bound_s(unopened)
         # What a schedule allows depends on how it makes gradients alone.
-        alike: dict[bool, tuple[Outer, Pricer, Work] | Dropped] = {}
+        alike: dict[bool, tuple[Outer, Pricer, LeastWork] | Dropped] = {}
         for setting in unopened.scheduled:
             kind = setting.schedule is not None and setting.schedule.splits_backward
             if kind not in alike:
@@ -146,8 +146,7 @@ class Space:
     def sharpened_s(self, tried: Tried) -> float:
         """The bound of an opened setting by what was learnt since."""
         setting = tried.outer.asked
-        work = self._at_least(setting.mesh, setting.microbatches, setting)
-        return max(tried.bound_s, step_bound(setting, work))
+        return max(tried.bound_s, step_bound(setting, self._at_least(setting)))
 
     def whole_work_s(self) -> float:
         """Seconds of the whole batch on one device at least; 0 where a single one can't run it."""
@@ -157,7 +156,7 @@ class Space:
         )
         return 0.0 if isinstance(outer, Dropped) else self._pricer(outer)[1][0]
 
-    def _priced(self, setting: Setting) -> tuple[Outer, Pricer, Work] | Dropped:
+    def _priced(self, setting: Setting) -> tuple[Outer, Pricer, LeastWork] | Dropped:
         args = (self.model, setting, self.strategies, self.pins, self.inseparable)
         outer = open_setting(*args)
         if isinstance(outer, Dropped):
@@ -166,7 +165,7 @@ class Space:
         self._check(setting, work)
         return outer, pricer, work
 
-    def _pricer(self, outer: Outer) -> tuple[Pricer, Work]:
+    def _pricer(self, outer: Outer) -> tuple[Pricer, LeastWork]:
         prices = replace(self.works.prices, mesh=outer.setting.mesh, known={})
         pricer = Pricer(
             *(self.model, outer.setting, prices, outer.candidates),
@@ -180,7 +179,7 @@ def stages_in(setting: Setting) -> int:
     return 1 if setting.schedule is None else setting.mesh.size(setting.schedule.axis)
 
 
-def step_bound(setting: Setting, work: Work) -> float:
+def step_bound(setting: Setting, work: LeastWork) -> float:
     """Seconds that no program beats whose stages together do so much at least."""
     if setting.schedule is None:
         return setting.microbatches * work[0] + work[1]
@@ -199,6 +198,6 @@ def space_of(
     """The space of a search. Errors: AutoparError for a pin of layers that names none."""
     check_layers(model, pins)
     inseparable = why_inseparable(model)
-    prices = Prices(cost_models, Mesh(()), cluster, first_guess(rows_of(cost_models)(cluster)))
+    prices = Prices(cost_models, Mesh(()), cluster, first_guess(beside(cost_models).rows(cluster)))
     args = (model, cluster, strategies, cost_models, pins, options, inseparable, Works(prices))
     return replace(Space(*args), whole_s=Space(*args).whole_work_s())

@@ -156,14 +156,12 @@ class StagePricer:
             yield Share(stage, 0.0, scalars_s, overhead, held_bytes=())
         for part, where in enumerate(self.heres):
             effects: list[Effect] = [*unused_effects(model)] if part == 0 else []
-            effects += [*input_effects(model.skeleton, setting, where)]
-            effects += [*buffer_effects(model.skeleton, where)]
             effects += boundary_effects(model.skeleton, self.cut, part, self._at_most, setting)
             effects += shared_residents(model, setting, self.cut.layers[part])
             for path in self.cut.layers[part]:
                 block = self.pricer.block(path)
                 effects += [*input_effects(block, setting), *buffer_effects(block)]
-            bill = prices.bill(effects, self.microbatches)
+            bill = self.pricer.outside_bill(where) + prices.bill(effects, self.microbatches)
             resident = bill.resident_bytes + bill.transient_bytes
             bill = replace(bill, resident_bytes=resident, transient_bytes=0)
             yield self.share(bill, part)
@@ -249,11 +247,11 @@ class StagePricer:
                 yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
 
 
-Work = tuple[float, float]
+LeastWork = tuple[float, float]
 """Seconds of a microbatch, and seconds once a step, of all layers together."""
 
 
-def least_work(pricer: Pricer) -> Work:
+def least_work(pricer: Pricer) -> LeastWork:
     """Seconds of a microbatch and seconds once a step, each region by its fastest choice: the same
     under every schedule."""
     each_s, once_s = 0.0, 0.0
@@ -271,7 +269,7 @@ def least_work(pricer: Pricer) -> Work:
     return each_s, once_s
 
 
-def schedule_bound(schedule: Schedule, stages: int, microbatches: int, work: Work) -> float:
+def schedule_bound(schedule: Schedule, stages: int, microbatches: int, work: LeastWork) -> float:
     """No cut of the layers is faster: the stages together have at least all the work, and the
     slowest has at least its share."""
     per_stage = schedule.bubble_pace

@@ -17,8 +17,8 @@ from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped, Outer
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.relaxed import Relaxed, relaxed
-from autopar.planning.stage_price import StagePricer, Work
-from autopar.planning.weights import Spent, Weights, rows_of, seconds_of, sharpest
+from autopar.planning.stage_price import LeastWork, StagePricer
+from autopar.planning.weights import Spent, Weights, seconds_of, sharpest
 from autopar.planning.whole_price import whole_problem
 
 
@@ -103,7 +103,7 @@ def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
     return replace(tried, anywhere=anywhere, bound_s=bound_s, result=result)
 
 
-def work_of(tried: Tried) -> Work:
+def work_of(tried: Tried) -> LeastWork:
     """Seconds of a microbatch and once a step at least, whatever memory allows."""
     each_s = once_s = 0.0
     for kind in tried.layered.kinds.values():
@@ -200,7 +200,7 @@ def sharper(tried: Tried, options: SearchOptions) -> Weights | None:
     if tried.bound_s >= tried.step_s * (1 - options.gap):
         return None
     prices = tried.layered.pricer.prices
-    weights = sharpest(rows_of(prices.models)(prices.cluster), tried.seen, options.solver)
+    weights = sharpest(prices.rows, tried.seen, options.solver)
     worth_s = min(seconds_of(one, weights) for one in tried.seen)
     now_s = min(seconds_of(one, prices.weights) for one in tried.seen)
     return weights if worth_s > now_s * (1 + options.gap / 4) else None

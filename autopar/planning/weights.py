@@ -10,7 +10,7 @@ looks at what the found programs do in each window, and takes the mixture by whi
 them costs most (`sharpest`, Kelley's cutting planes).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulp
@@ -57,9 +57,9 @@ def entry(effect: Compute | Collective, hides: bool, price: float, host_s: float
     return (0.0, host_s, price) if hides else (price, host_s, 0.0)
 
 
-def rows_of(models: Sequence[CostModel]) -> Callable[..., tuple[Row, ...]]:
-    """The rows of the model that prices what runs at the same time."""
-    return next(model for model in models if Alongside.kind in model.prices).rows
+def beside(models: Sequence[CostModel]) -> CostModel:
+    """The model that prices what runs at the same time."""
+    return next(model for model in models if Alongside.kind in model.prices)
 
 
 def first_guess(rows: Sequence[Row]) -> Weights:
@@ -85,7 +85,7 @@ def sharpest(rows: Sequence[Row], seen: Sequence[Spent], solver: str) -> Weights
     """The mixture of rows in each window by which the cheapest of the seen programs costs most."""
     if len(seen) == 1:
         windows = seen[0][0]
-        return Weights(tuple(_largest(rows, windows.get(name, _NOTHING)) for name in WINDOWS))
+        return Weights(tuple(largest(rows, windows.get(name, _NOTHING)) for name in WINDOWS))
     programme = pulp.LpProblem("sharpest", pulp.LpMaximize)
     least = programme.add_variable("least")
     shares = {
@@ -126,7 +126,8 @@ def weighted(row: Row, work: Row) -> float:
     return sum(weight * seconds for weight, seconds in zip(row, work, strict=True))
 
 
-def _largest(rows: Sequence[Row], work: Row) -> Row:
+def largest(rows: Sequence[Row], work: Row) -> Row:
+    """The weights by which the work costs most: the price is theirs."""
     return max(rows, key=lambda row: weighted(row, work))
 
 
