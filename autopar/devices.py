@@ -22,7 +22,8 @@ class Kernels:
     parameter (torch steps lists of parameters at once on GPUs). `joins_pointwise`: kernels do
     neighbouring pointwise ops together (a compiler's, or written by hand), `joins_sums`: adding up
     gradients too (a compiler's). `weight_products`: the
-    dtype that operands of products with weights are cast to ("": none). A second of communication
+    dtype that operands of products with weights are cast to ("": none), for which `cast_bytes` move
+    for each element of an input or of a result's gradient. A second of communication
     beside compute slows it by `overlap_slowdown` (1: nothing is hidden); every collective takes
     `collective_s` beside its algorithm, to start and to wait for the last rank.
     """
@@ -43,6 +44,7 @@ class Kernels:
     joins_pointwise: bool = False
     joins_sums: bool = False
     weight_products: str = ""
+    cast_bytes: float = 3.0
     overlap_slowdown: float = 1.0
     collective_s: float = 0.0
 

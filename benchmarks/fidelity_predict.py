@@ -14,6 +14,7 @@ from typing import Any
 
 from published_models import Shape, build
 from published_runs import DATA, DEVICES, LINE_BYTES_PER_S, PEAK_BYTES_PER_S, SITES, Run
+from published_software import SixteenBitHead, as_software
 
 import autopar
 from autopar.capture import capture
@@ -196,6 +197,7 @@ def cluster_of(run: Run, values: Constants) -> ClusterSpec:
         joins_pointwise=code["joins"] != "nothing",
         joins_sums=code["joins"] == "all",
         weight_products=run.weight_products,
+        cast_bytes=0.0 if code["casts_apart"] else cluster.device.kernels.cast_bytes,
         **{name: own[name] for name in known},  # type: ignore[arg-type]
     )
     device = replace(
@@ -231,10 +233,13 @@ def state_of(software: str) -> StateRatio:
 
 
 @functools.cache
-def cost_models(software: str) -> tuple[CostModel, ...]:
-    """Those that are installed, with what the software hid, and how it sent."""
+def cost_models(software: str, columns: int = 0) -> tuple[CostModel, ...]:
+    """Those that are installed, with what the software hid, and how it sent. `columns`: those of
+    the logits on a rank, where their product alone isn't in eight bits."""
     code = facts(software)
     mine: dict[str, CostModel] = {"overlap": TheirOverlap(hidden=frozenset(code["hides"]))}
+    if columns:
+        mine["compute"] = SixteenBitHead(columns)
     if code["cuts_messages"]:
         mine["collectives"] = CutMessages()
     return select_cost_models([mine.get(m.name, m) for m in select_cost_models()])
@@ -279,7 +284,7 @@ def prepare(run: Run) -> Prepared | str:
         works: list[Work] = []
         stages = []
         for number, effects in enumerate(stage_effects(program, state_of(run.software))):
-            found = list(whole_calls(effects))
+            found = as_software(whole_calls(effects), run, facts(run.software))
             held: Counter[tuple[str, Resident]] = Counter()
             for path, effect, _ in found:
                 if isinstance(effect, Resident):
@@ -360,7 +365,9 @@ class Outcome:
 def _prices(
     one: Prepared, values: Constants, others: Mapping[str, CostModel] | None = None
 ) -> Prices:
-    models = cost_models(one.run.software)
+    run = one.run
+    columns = run.shape.vocab // run.pins["tp"] if run.weight_products else 0
+    models = cost_models(run.software, columns)
     if others:
         models = tuple(others.get(model.name, model) for model in models)
     return Prices(models, one.setting.mesh, cluster_of(one.run, values))

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 class Shape:
     """Of a decoder. `head`: the width of one; `gated`: the MLP has a gate, and norms no bias;
     `fused_attention`: one kernel, not products around a softmax; `fused_softmax`: else,
-    one kernel that masks, scales and takes the softmax; `dropout` 0: none."""
+    one kernel that masks, scales and takes the softmax; `dropout` 0: none; `repeats_heads`: keys
+    and values are copied for all the queries that share them; `compiled_loss`: one kernel takes the
+    logits as they are, not in float32."""
 
     layers: int
     hidden: int
@@ -35,6 +37,8 @@ class Shape:
     fused_softmax: bool
     dropout: float
     dtype: torch.dtype
+    repeats_heads: bool = False
+    compiled_loss: bool = False
     moe: Moe | None = None
     mla: Mla | None = None
 
@@ -71,8 +75,11 @@ class Attention(nn.Module):
         )
         if shape.gated:
             query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+        grouped = shape.heads != shape.kv_heads
+        if grouped and shape.repeats_heads:
+            times, grouped = shape.heads // shape.kv_heads, False
+            key, value = repeated(key, times), repeated(value, times)
         if shape.fused_attention:
-            grouped = shape.heads != shape.kv_heads
             found = F.scaled_dot_product_attention(
                 query, key, value, dropout_p=shape.dropout, is_causal=True, enable_gqa=grouped
             )
@@ -84,6 +91,13 @@ class Attention(nn.Module):
                 weights = (scores.float() * shape.head**-0.5).softmax(dim=-1).to(x.dtype)
             found = F.dropout(weights, shape.dropout) @ value
         return self.out(found.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+
+
+def repeated(x: Tensor, times: int) -> Tensor:
+    """[batch, heads, sequence, width], each head so many times."""
+    batch, heads, length, width = x.shape
+    wide = x.unsqueeze(2).expand(batch, heads, times, length, width)
+    return wide.reshape(batch, heads * times, length, width)
 
 
 class Plain(nn.Module):
@@ -152,7 +166,8 @@ class Decoder(nn.Module):
         x = F.dropout(x, self.shape.dropout)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        logits = self.head(self.norm(x)).float()
+        logits = self.head(self.norm(x))
+        logits = logits if self.shape.compiled_loss else logits.float()
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 

@@ -92,6 +92,10 @@ class Run:
     """The dtype that its products with weights ran in, where it isn't the model's."""
     scaled_rows: bool = False
     """Whether fp8 operands have a scale for each row."""
+    keeps_ops: bool = False
+    """Whether layers that run again keep the results of attention and of every second product."""
+    folds_experts: bool = False
+    """Whether experts are whole, on ranks of ep and tp alike."""
     power_w: int = 0
     """The devices' limit, where it isn't the usual one; they had slower memory as well."""
 
@@ -100,7 +104,7 @@ class Run:
         """Whether it is in the half that constants are fitted on: by hash of the configuration."""
         of = self.shape
         size = (of.layers, of.hidden, of.heads, of.kv_heads, of.ffn, of.vocab, of.sequence)
-        mesh = sorted(map(str, self.pins.items()))
+        mesh = sorted([*map(str, self.pins.items()), *["keeps_ops"] * self.keeps_ops])
         key = repr((size, str(of.dtype), self.batch, self.preset, self.devices, mesh))
         return int(hashlib.sha256(key.encode()).hexdigest(), 16) % 2 == 0
 
@@ -196,8 +200,11 @@ def _software(row: Mapping[str, Any], source: str) -> str:
     if source.startswith("narayanan"):
         return "megatron"
     if source == "torchtitan":
-        compiled = "fsdp2_async_tp" if "sync" in row["notes"] or "asynctp" in row["id"] else "fsdp2"
-        return "fsdp2_eager" if "a100" in row["id"] else compiled
+        if "a100" in row["id"]:
+            return "fsdp2_eager"
+        year = "_2025" if "2506" in row["id"] or "202506" in row["source"] else ""
+        pieces = "sync" in row["notes"] or "asynctp" in row["id"]
+        return ("fsdp2_async_tp" if pieces else "fsdp2") + year
     if "maxtext" in row["id"]:
         return "maxtext"
     return "fsdp1" if source.startswith("foundry") else "nemo"
@@ -208,10 +215,9 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
     software = _software(row, source)
     model, parallel = row["model"], dict(row["parallel"])
     assumed = [f"{field} isn't stated" for field in row["unknown_fields"]]
-    if (parallel.get("ep") or 1) > 1 and (parallel.get("etp") or 1) != parallel["tp"]:
-        assumed.append("experts are split over tp as well, not over more ranks whole")
-    if parallel.get("recompute") == "selective_op":
-        assumed.append("recompute of every second product is taken as of every second layer")
+    folds = (parallel.get("ep") or 1) > 1 and (parallel.get("etp") or 1) != parallel["tp"]
+    if folds:
+        assumed.append("products of whole experts are taken as split over tp")
     why = _unsupported(row, parallel)
     shape, batch = _NO_SHAPE, row.get("global_batch") or 0
     pins: Mapping[str, Any] = {}
@@ -248,6 +254,8 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
         weight_products="float8_e4m3fn" if row["precision"] in FP8 else "",
         counts="layers of the first stage" if source == "korthikanti_fig1" else "",
         scaled_rows=row["precision"] == "fp8-rowwise",
+        folds_experts=folds,
+        keeps_ops=parallel.get("recompute") == "selective_op",
         power_w=500 if "500W" in row["cluster"]["gpu"] else 0,
     )
 
@@ -306,6 +314,8 @@ def _shape(
         fused_softmax=software["attention"] == "fused" or fuses_softmax(heads, micro, tp),
         dropout=software["dropout"],
         dtype=dtype,
+        repeats_heads=bool(software.get("repeats_heads")),
+        compiled_loss=bool(software.get("compiled_loss")) and tp == 1,
         moe=_moe(model["moe"]) if model["kind"] == "moe" else None,
         mla=_mla(model) if model.get("attention") == "mla" else None,
     )
@@ -355,8 +365,8 @@ def _pins(parallel: Mapping[str, Any], batch: int, micro: int, layers: int) -> M
     if pins["cp"] > 1:
         pins["context"] = {"form": "ring"}
     recompute = parallel.get("recompute")
-    pins["recompute"] = "full" if recompute == "full" else False
-    if recompute in ("selective_layer", "selective_op"):
+    pins["recompute"] = "full" if recompute in ("full", "selective_op") else False
+    if recompute == "selective_layer":
         again = {f"blocks.{i}.*": {"recompute": "full"} for i in range(0, layers, 2)}
         pins["layers"] = again
         pins["recompute"] = False

@@ -136,8 +136,7 @@ def _flops_seconds(effect: Compute, flops_per_s: float, device: Device) -> float
     # The gradients of both operands: [m, n] by [n, k] and [k, m] by [m, n].
     shapes = ((m, k, n), (k, n, m)) if backward else ((m, n, k),)
     dtype = _dtype(effect, device)
-    # An operand that is cast is read in two bytes and written in one.
-    cast = 3 * m * (n if backward else k) if dtype != effect.dtype else 0
+    cast = kernels.cast_bytes * m * (n if backward else k) if dtype != effect.dtype else 0
     cast_s = cast / device.memory_bytes_per_s
     return cast_s + sum(
         product_seconds(count, *shape, dtype, flops_per_s, device.memory_bytes_per_s, kernels)

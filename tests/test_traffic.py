@@ -165,4 +165,12 @@ def test_a_loss_makes_gradients_of_logits() -> None:
         for name, op in block.ops.items()
     }
     (found,) = loss_transients(block, ops, Setting(Mesh(()), (), 1))
-    assert found.bytes == ROWS * 3 * 7 * (4 + 2)  # as float32, and cast back
+    # The gradient of the logarithms, and that of the logits; more than it cast back beside it.
+    assert found.bytes == ROWS * 3 * 7 * (4 + 4)
+    (loss,) = (op for op in block.ops.values() if op.kind == "loss")
+    (classes,) = loss.closed
+    logits = loss.node.all_input_nodes[0].name
+    split = Layout(((classes, (AxisPart("tp", 7),)),))
+    ops[loss.node.name] = OpTyping({logits: split}, Layout())
+    (found,) = loss_transients(block, ops, Setting(Mesh((("tp", 7),)), (), 1))
+    assert found.bytes == ROWS * 3 * (4 + 2)  # one op: as float32, and cast back

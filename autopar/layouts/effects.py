@@ -21,6 +21,7 @@ from autopar.layouts.copies import (
     uncopied_bytes,
 )
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.passes import merging
 from autopar.layouts.shapes import kernel_shape, skipped_share
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.traffic import (
@@ -114,8 +115,10 @@ def compute_effects(
     special = special_count(block, op, typing, setting, backward=False)
     if not in_product(block, op, typing, near):
         yield Compute(kind, flops, moved, dtype, "forward", shape, skipped, between, special)
+    yield from merging(block, op, typing, setting, "forward")
     if not value.needs_grad:
         return
+    yield from merging(block, op, typing, setting, "backward")
     moved = passes * backward_bytes(block, op, typing, setting)
     between = min(moved, chained_gradient_bytes(block, op, typing, setting, near))
     special = special_count(block, op, typing, setting, backward=True)

@@ -119,19 +119,23 @@ def loss_transients(
     block: Block, ops: Mapping[str, OpTyping], setting: Setting
 ) -> Iterator[Resident]:
     """What a loss needs for a moment: the gradient of its input (the logits, in the loss's
-    precision), and the same on its way through the casts and views before it."""
+    precision), and the same on its way through the casts and views before it. A cross-entropy of
+    whole classes is two ops: the gradient of the logarithms and that of the logits come first."""
     for name, typing in ops.items():
         op = block.ops[name]
         source = next((n for n in op.node.all_input_nodes if n.name in typing.needs), None)
         if op.kind != "loss" or source is None or not block.values[source.name].needs_grad:
             continue
-        layout, total = typing.needs[source.name], 0
+        layout, chain = typing.needs[source.name], []
         while source is not None:
             value = block.values[source.name]
-            total += (
-                setting.local_numel(value.dims, layout.restrict(value.names)) * value.item_bytes
-            )
+            numel = setting.local_numel(value.dims, layout.restrict(value.names))
+            chain.append(numel * value.item_bytes)
             source = _before_cast(block, source)
+        whole = op_name(op.node) == "cross_entropy_loss" and not any(
+            dim in op.closed for dim, _ in layout.splits
+        )
+        total = max(sum(chain), 2 * chain[0]) if whole else sum(chain)
         yield Resident("transient", total, when="end")
 
 

@@ -67,9 +67,9 @@ class _VocabCrossEntropy(torch.autograd.Function):
         _reduce(highest, axis, dist.ReduceOp.MAX)
         shifted = logits - highest.unsqueeze(-1)
         shifted[..., real:] = -torch.inf  # probability 0, and no gradient
-        exponentials = shifted.exp()
         local, mine = _local(target, rows, axis)
         picked = torch.where(mine, shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1), 0)
+        exponentials = shifted.exp_()  # in place: logits are the largest tensors there are
         sums = torch.stack([exponentials.sum(dim=-1), picked])
         _reduce(sums, axis, dist.ReduceOp.SUM)
         counted = target != ignore
@@ -81,7 +81,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         probabilities, local, mine, counted = ctx.saved_tensors
         ones = mine.to(probabilities.dtype).unsqueeze(-1)
         result = probabilities.scatter_add(-1, local.unsqueeze(-1), -ones)
-        return result * (grad * counted).unsqueeze(-1), None, None, None, None
+        return result.mul_((grad * counted).unsqueeze(-1)), None, None, None, None
 
 
 def _reduce(tensor: Tensor, axis: Group, op: Any) -> None:
