@@ -276,6 +276,9 @@ def prepare(run: Run) -> Prepared | str:
     """What the run's pinned plan does, or why there is none."""
     if run.unsupported:
         return run.unsupported
+    rates = dict(preset_of(run).device.flops_per_s)
+    if run.weight_products and run.weight_products not in rates:
+        return f"{run.preset} has no rate for {run.weight_products}"
     try:
         graph = graph_of(run.shape, run.batch)
         pins = read_pins(run.pins, (), strategies())

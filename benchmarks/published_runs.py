@@ -224,8 +224,10 @@ def _published(row: Mapping[str, Any], known: Mapping[str, Any]) -> Run:
     if not why:
         micro = row.get("micro_batch")
         if not micro:
-            micro = max(1, batch // parallel["dp"] // parallel["pp"])
-            assumed.append(f"micro batch {micro}: as many microbatches as stages")
+            usual = known[software]["micro_batch"]
+            micro = usual or max(1, batch // parallel["dp"] // parallel["pp"])
+            how = "as its software's recipes have it" if usual else "as many microbatches as stages"
+            assumed.append(f"micro batch {micro}: {how}")
         why = _indivisible(batch, parallel, micro)
         pins = {} if why else _pins(parallel, batch, int(micro), model["layers"])
         dtype = torch.float16 if row["precision"] == "fp16" else torch.bfloat16

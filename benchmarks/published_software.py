@@ -25,6 +25,8 @@ def as_software(found: Iterable[Found], run: Run, code: Mapping[str, Any]) -> li
         now += casts(now, run)
     if code["exchanges_shares"] and run.pins["sequence"]:
         now = [(path, e, calls) for path, effect, calls in now for e in _shares(effect, run)]
+    if code["shards_flat"] and run.shape.moe is not None:
+        now = [(path, _unpadded(path, effect, run), calls) for path, effect, calls in now]
     if code["repeats_heads"]:
         now = [(path, _all_heads(effect, run), calls) for path, effect, calls in now]
     return list(keeping_ops(now)) if run.keeps_ops else now
@@ -62,6 +64,19 @@ def _all_heads(effect: Effect, run: Run) -> Effect:
     if {part.axis for part in effect.axes} != {"cp"}:
         return effect
     return replace(effect, bytes=effect.bytes * run.shape.heads // run.shape.kv_heads)
+
+
+def _unpadded(path: str, effect: Effect, run: Run) -> Effect:
+    """ZeRO cuts flat buffers, not the first dim of experts' weights, which is padded where a rank
+    has fewer experts than there are data ranks. Over dp alone only experts are sharded."""
+    if not path or not isinstance(effect, Collective) or not effect.hides:
+        return effect
+    pieces = run.pins["dp"]
+    if run.pins["ep"] == 1 or {part.axis for part in effect.axes} != {"dp"}:
+        return effect
+    assert run.shape.moe is not None
+    rows = run.shape.moe.experts // run.pins["ep"]
+    return replace(effect, bytes=effect.bytes * rows // (-(-rows // pieces) * pieces))
 
 
 def _shares(effect: Effect, run: Run) -> Iterator[Effect]:

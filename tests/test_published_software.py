@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from fidelity_predict import Prepared, facts, prepare
+from fidelity_predict import Outcome, Prepared, facts, prepare
+from fidelity_report import reported, step_times
 from published_models import Shape
+from published_moe import Moe
 from published_runs import Run
 from published_software import SixteenBitHead, as_software, casts, keeping_ops
 
@@ -202,6 +204,18 @@ def test_tp_ranks_send_experts_their_own_tokens() -> None:
     assert as_software([("a", sent, 1)], run, facts("fsdp2")) == [("a", sent, 1)]
 
 
+def test_flat_buffers_pad_no_experts() -> None:
+    moe = Moe(experts=16, top_k=2, ffn=64, shared_ffn=0, dense_layers=0, dense_ffn=0)
+    pins = {**PINS, "dp": 8, "ep": 8, "zero": 1}
+    run = replace(RUN, shape=replace(SHAPE, moe=moe), pins=pins, software="nemo")
+    dp, ep = AxisPart("dp", 8), AxisPart("ep", 8)
+    gather = Collective("all_gather", 64, (dp,), "forward", "step", "x", "unit", True)
+    other = replace(gather, axes=(dp, ep))
+    found = as_software([("a", gather, 1), ("a", other, 1)], run, facts("nemo"))
+    # Two experts a rank, padded to eight rows.
+    assert [effect for _, effect, _ in found] == [replace(gather, bytes=16), other]
+
+
 def test_the_head_stays_in_sixteen_bits() -> None:
     cluster = resolve_cluster("h100:1")
     device = cluster.device
@@ -238,3 +252,17 @@ def test_a_ring_merges_what_each_pass_gives() -> None:
     rows = TOKENS // 2
     assert merged["forward"] == (rows * HIDDEN * (6 * 4 + 2), 2 * LAYERS)
     assert merged["backward"] == (rows * (HIDDEN + 2 * KV) * (2 * 4 + 2), 2 * LAYERS)
+
+
+def test_reports_say_how_far_off_runs_are() -> None:
+    one = Outcome(RUN, step_s=1.25, memory={"saved": 8}, counted_bytes=8)
+    raw = replace(one, step_s=0.5)
+    slower = replace(one, run=replace(RUN, name="b", step_s=2.0), step_s=2.2)
+    half = "fitted half" if RUN.fitted else "other half"
+    lines = step_times([raw, slower], [one, slower], {"torchtitan": 0.5}).splitlines()
+    cells = dict(zip(lines[0].split(" | "), lines[2].split(" | "), strict=True))
+    assert cells["| source"] == "| torchtitan" and cells["rows"] == "2"
+    assert (cells["raw"], cells[half], cells["bias"]) == ("30.0 %", "17.5 %", "17.5 %")
+    assert cells["fitted without it |"] == "50.0 % |"
+    guessed = replace(one, run=replace(RUN, assumed=("micro batch 1",)))
+    assert "| torchtitan | micro batch 1 | 1 | 25.0 % | 25.0 % | 25.0 % |" in reported([guessed])
