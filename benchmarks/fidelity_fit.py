@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--leave-out", action="store_true")
     parser.add_argument("--ablate", action="store_true")
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--most", type=int, default=60, help="runs of a source to fit on")
+    parser.add_argument("--most", type=int, default=1000, help="runs of a source to fit on")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     console, start = Console(width=200), time.perf_counter()
