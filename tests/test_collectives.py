@@ -391,3 +391,34 @@ def test_the_preset_against_nccl_tests() -> None:
         errors.append(abs(predicted_us / measured_us - 1))
     assert sum(errors) / len(errors) < 0.12
     assert max(errors) < 0.27
+
+
+MEASURED_US = {
+    2**10: 16.94,
+    2**15: 19.33,
+    2**18: 20.43,
+    2**20: 27.37,
+    2**21: 42.21,
+    2**22: 54.19,
+    2**23: 83.04,
+    2**24: 123.8,
+    2**25: 199.3,
+    2**26: 324.7,
+    2**27: 586.4,
+    2**28: 1112.5,
+    2**29: 2151.0,
+    2**30: 4029.4,
+    2**32: 15749.0,
+}
+"""All-reduces of 8 H100 by size: NVIDIA/dgxc-benchmarking, nccl/README.md."""
+
+
+def test_h100_all_reduces_as_measured() -> None:
+    cluster, axes = resolve_cluster("h100:8"), (AxisPart("tp", 8),)
+    off = []
+    for size, us in MEASURED_US.items():
+        effect = Collective("all_reduce", size, axes, "forward", "microbatch", "x")
+        seconds = CollectiveCost().cost(effect, Mesh((("tp", 8),)), cluster)
+        off.append(seconds / us * 1e6 - 1)
+    assert sum(map(abs, off)) / len(off) < 0.06
+    assert max(map(abs, off)) < 0.21
