@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 PROCESSES := 4
+WORKERS := 2
 FOLDERS := autopar strategies cost_models benchmarks examples tests
 
 export OMP_NUM_THREADS := 1
@@ -28,8 +29,9 @@ test: lint
 	$(BIN)/python -m pytest
 
 # Also the slow tests and those that need a GPU; the latter fail, and aren't skipped, where there is none.
+# Two workers, each with process pools of its own: while one plans, on one core, the other trains.
 test-all: lint
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest -m "" --numprocesses $(WORKERS) --dist worksteal
 
 DEMO := $(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) examples/train_gpt2.py --compare 20
 

@@ -1,8 +1,5 @@
-"""Processes that save checkpoints until they are killed. Imported by a fork server once, since
-importing torch takes longer than a save.
-"""
+"""Processes that save checkpoints until they are killed."""
 
-import multiprocessing
 import os
 import sys
 from multiprocessing.connection import Connection
@@ -21,13 +18,6 @@ LARGE = "hidden, ffn, vocab, dtype = 256, 512, 1024, torch.float64"
 """So that a save writes megabytes."""
 OPERATIONS = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir"})
 """What Python reports to audit hooks before it does it."""
-
-
-def context() -> Any:
-    """A fork server with all of this imported; forking takes a few milliseconds."""
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__])
-    return server
 
 
 def large(mesh: str) -> TrainingModule:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_kills import PROCESSES, context, filled, large, save_and_end_at, save_until_killed
+from checkpoint_kills import PROCESSES, filled, large, save_and_end_at, save_until_killed
+from pool import fork_server
 from toy_programs import PROGRAMS, one_process
 
 from autopar.runtime.checkpoint.folder import complete
@@ -16,15 +17,9 @@ from autopar.runtime.checkpoint.folder import complete
 ONE = PROGRAMS["dp2 tp2"].replace('("dp", 2), ("tp", 2)', '("dp", 1), ("tp", 1)')
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server doesn't take over sys.path."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-
-
 def start(folder: Path, scratch: Path) -> tuple[list[Any], Any]:
     """Two processes that save, and the pipe that rank 0 reports to."""
-    server = context()
+    server = fork_server()
     ours, theirs = server.Pipe(duplex=False)
     store = scratch / f"store{time.monotonic_ns()}"
     resume = bool(complete(folder))
@@ -94,7 +89,7 @@ def test_an_end_before_every_operation_of_the_file_system(tmp_path: Path) -> Non
     while True:
         operation += 1
         before = complete(tmp_path)
-        process = context().Process(target=save_and_end_at, args=(operation, tmp_path))
+        process = fork_server().Process(target=save_and_end_at, args=(operation, tmp_path))
         process.start()
         process.join()
         assert process.exitcode in (0, 9)

@@ -12,8 +12,8 @@ TESTS = Path(__file__).parent
 MOST_S = 60.0
 
 
-def survivors() -> list[str]:
-    """Command lines of processes that still run the program."""
+def survivors(run: str) -> list[str]:
+    """Command lines of processes that still run the program, of one run."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -21,15 +21,15 @@ def survivors() -> list[str]:
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:  # it has ended meanwhile
                 continue
-            if "/dying_rank.py" in command:
+            if "/dying_rank.py" in command and run in command:
                 found.append(command)
     return found
 
 
 @pytest.mark.parametrize(("how", "mark"), [("raise", "rank 2 has had enough"), ("exit", "17")])
-def test_a_dying_rank_ends_the_run(how: str, mark: str) -> None:
+def test_a_dying_rank_ends_the_run(how: str, mark: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "4", str(TESTS / "dying_rank.py"), how]
+    command += ["--nproc-per-node", "4", str(TESTS / "dying_rank.py"), how, str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     start = time.monotonic()
     done = subprocess.run(
@@ -40,4 +40,4 @@ def test_a_dying_rank_ends_the_run(how: str, mark: str) -> None:
     assert took_s < MOST_S, took_s
     assert mark in done.stderr
     assert "(local_rank: 2)" in done.stderr.split("Root Cause")[1]
-    assert not survivors()
+    assert not survivors(str(tmp_path))
