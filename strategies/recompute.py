@@ -26,7 +26,7 @@ class Recompute(Strategy):
 
     `scope`: "full" (or "block"), whole layers; "selective" (or "region"), a region alone; None
     leaves the choice to the planner. `together`: so many consecutive layers run again together,
-    with only their common input kept (about √ of all layers keeps least).
+    with only their common input kept (about √ of all layers keeps least); all lie in one stage.
 
     Communication that follows: collectives of the forward come again, but for those after the last
     tensor that the backward needs.
@@ -77,18 +77,13 @@ class Recompute(Strategy):
     def conflict(
         self, candidate: Candidate, region: Region, mesh: Mesh, schedule: Schedule | None = None
     ) -> str | None:
-        """FSDP2 would gather the parameters of all but the group's last layer once more. A group
-        may lie in two stages, and a backward in two halves would run the forward twice."""
+        """FSDP2 would gather the parameters of all but the group's last layer once more, and a
+        backward in two halves would run the forward twice."""
         again = candidate.recompute
         if schedule is not None and schedule.splits_backward:
             return (
                 f"region {region.name}: {schedule.name} takes the backward in two halves, and each "
                 "would run the forward again: take another schedule"
-            )
-        if schedule is not None and again is not None and again.layers > 1:
-            return (
-                f"region {region.name}: {again.layers} layers that run again together may lie in "
-                f"different stages of {schedule.name}: recompute each layer by itself"
             )
         if again is None or again.layers == 1 or not any(p.param for _, p in candidate.params):
             return None

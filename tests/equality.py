@@ -133,6 +133,7 @@ STAGED: dict[str, dict[str, Any]] = {
             ("1f1b_full", "1f1b", "full", {}),
             ("gpipe_selective", "gpipe", "selective", {}),
             ("interleaved_full", "interleaved", "full", {"pipeline": {"chunks": 2}}),
+            ("1f1b_groups", "1f1b", {"scope": "full", "together": 2}, {}),
             ("zero2_full", "1f1b", "full", {"zero": 2}),
             ("zero3_full", "1f1b", "full", {"zero": 3}),
             ("zero3_selective", "gpipe", "selective", {"zero": 3}),

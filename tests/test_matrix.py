@@ -26,10 +26,6 @@ APART = {
             (("zero_bubble", scope), "takes the backward in two halves")
             for scope in ("regions", "layers", "groups")
         ),
-        *(
-            (("groups", schedule), "may lie in different stages of")
-            for schedule in ("gpipe", "1f1b", "interleaved")
-        ),
         (("zero_bubble", "zero3"), r"FSDP2 \(zero 3\) has then freed"),
         (("groups", "zero3"), r"FSDP2 \(zero 3\) gathers only the last"),
     ]

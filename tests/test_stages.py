@@ -52,6 +52,7 @@ CASES = [
     ("mixtral", "pp2_tp2"),
     *(("gpt2", case) for case in STAGED if STAGED[case].get("recompute")),
     ("llama_uneven", "pp2_dp2_1f1b_full"),
+    ("llama_uneven", "pp2_dp2_1f1b_groups"),
     ("llama", "pp2_dp2_zero3_selective"),
     ("t5", "pp2_tp2_full"),
 ]
@@ -168,8 +169,8 @@ def test_an_illegal_edit_is_an_error(edit: Any, message: str) -> None:
             r"'recompute' is pinned, but legal in no region.*takes the backward in two halves",
         ),
         (
-            {"pp": 2, "schedule": "1f1b", "recompute": {"scope": "full", "together": 2}},
-            r"2 layers that run again together may lie in different stages of 1f1b",
+            {"pp": 2, "schedule": "1f1b", "recompute": {"scope": "full", "together": 3}},
+            r"3 layers that run again together would lie in different parts of 1f1b: 3 layers can",
         ),
         ({"schedule": 1}, "pin 'schedule': 1 is not the name of a schedule"),
         ({"pp": 2, "pipeline": {"chunks": 1}}, "chunks 1: an interleaved stage has at least 2"),
@@ -180,6 +181,31 @@ def test_refusals(pin: dict[str, Any], message: str) -> None:
     job = MODELS["gpt2_uneven"]()
     with pytest.raises(autopar.AutoparError, match=message):
         autopar.compile(job.model, "cpu:4", job.batch, pin={"microbatches": 4, **pin})
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_layers_that_run_again_together_lie_in_one_stage(schedule: str) -> None:
+    """Groups of two and one of five layers: a cut after three would be even. By hand neither."""
+    job = gpt2(layers=5)
+    again = {"scope": "full", "together": 2}
+    pin = {"pp": 2, "microbatches": 4, "schedule": schedule, "recompute": again}
+    plan = autopar.compile(job.model, "cpu:2", job.batch, pin=pin).plan
+    assert plan.schedule is not None
+    assert sorted(len(part) for part in plan.schedule.parts) in ([2, 3], [1, 4])
+    assert len(plan.schedule.parts[0]) in (2, 4)
+    with pytest.raises(autopar.AutoparError, match=r"run again together.*in parts 0 to 1"):
+        autopar.emit(job.model, moved(plan))
+
+
+def test_groups_are_priced_as_they_run() -> None:
+    """Less is saved for a microbatch than by single layers, and more is there again at once."""
+    job, memory = gpt2(layers=8), []
+    for together in (1, 2, 4):
+        again = {"scope": "full", "together": together}
+        pin = {"pp": 2, "microbatches": 4, "schedule": "gpipe", "recompute": again}
+        memory.append(autopar.compile(job.model, "cpu:2", job.batch, pin=pin).plan.predicted.memory)
+    assert memory[0]["saved"] > memory[1]["saved"] > memory[2]["saved"]
+    assert memory[0]["transient"] < memory[2]["transient"]
 
 
 def test_why_no_cut_is_left() -> None:

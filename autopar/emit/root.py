@@ -72,7 +72,7 @@ class RootBody(Body):
         first, last = run[0], run[-1]
         self.region = None
         path = str(first.args[1])
-        together = self.again.get(path, 0)
+        together = min(self.again.get(path, 0), len(run))
         kept = " of each" if together == 1 else f" of {together} at a time"
         note = f", recomputed in the backward: the input{kept} is kept" if together else ""
         self.lines.append(f"# ---- layers{note}")

@@ -37,7 +37,7 @@ from autopar.planning.relaxed import (
     bound,
     least_bytes_of,
 )
-from autopar.planning.schedules import stages_of
+from autopar.planning.schedules import spread, stages_of
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
@@ -122,13 +122,9 @@ class Anywhere:
 
     @property
     def spread(self) -> tuple[tuple[int, int], ...]:
-        """How many layers a part has, at least and at most. Schedules with several parts a stage
-        are timed with equal ones: theirs differ by one layer at most."""
-        table, count = self.schedule.table, len(self.layered.kinds)
-        least, most = 1, count - table.parts + 1
-        if table.chunks > 1:
-            least, most = count // table.parts, -(-count // table.parts)
-        return ((least, most),) * table.parts
+        """How many layers each part has, at least and at most."""
+        table = self.schedule.table
+        return (spread(table, len(self.layered.kinds)),) * table.parts
 
     # ------------------------------------------------------------ what parts have anyway
 
@@ -255,8 +251,10 @@ class Anywhere:
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
         first, last = np.indices((count + 1, count + 1))
+        inside = np.isin(np.arange(count + 1), list(self.layered.inside_groups))
+        whole = ~inside[first] & ~inside[last]
         for part, (least, most) in enumerate(self.spread):
-            some = (last - first >= least) & (last - first <= most)
+            some = whole & (last - first >= least) & (last - first <= most)
             stage = part % table.stages
             own = [costs.options[0][stage] for costs in skeleton if stage in costs.options[0]]
             found_s, once_s, found_bytes = self._span(own, base[stage], stage, part)

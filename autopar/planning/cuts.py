@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from autopar.errors import AutoparError
 from autopar.layouts.stages import Cut, make_cut
 from autopar.planning.anywhere import Anywhere, even_counts
+from autopar.planning.layered import Layered
 from autopar.planning.price import Pricer
+from autopar.planning.schedules import spread
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +33,29 @@ def check_weights(pricer: Pricer) -> None:
             )
 
 
+def check_groups(layered: Layered) -> None:
+    """Errors: AutoparError where some layers that run again together would lie in two parts."""
+    schedule, inside = layered.pricer.setting.schedule, layered.inside_groups
+    assert schedule is not None
+    table, count = schedule.table, len(layered.kinds)
+    least, most = spread(table, count)
+    ends = {0}
+    for _ in range(table.parts):
+        ends = {
+            last
+            for first in ends
+            for last in range(first + least, min(first + most, count) + 1)
+            if last not in inside
+        }
+    if inside and count not in ends:
+        layers = max(n for kind in layered.kinds.values() for n in kind.together)
+        raise AutoparError(
+            f"{layers} layers that run again together would lie in different parts of "
+            f"{schedule.name}: {count} layers can't be cut between such groups into {table.parts} "
+            "parts. Take fewer together, fewer stages, or recompute each layer by itself"
+        )
+
+
 FEW = 300
 """So many cuts, each with a bound of its own, are looked at one by one."""
 
@@ -44,7 +69,8 @@ def every_cut(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     found = list(itertools.islice(_counts(spread, count), FEW + 1))
     if len(found) > FEW:
         return None
-    return sorted((anywhere.bound_of(counts), counts) for counts in found)
+    bounds = sorted((anywhere.bound_of(counts), counts) for counts in found)
+    return [one for one in bounds if np.isfinite(one[0])]
 
 
 def _counts(spread: Sequence[tuple[int, int]], count: int) -> Iterator[tuple[int, ...]]:

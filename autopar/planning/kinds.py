@@ -17,7 +17,7 @@ from autopar.planning.columns import Columns, Costs, Part, columns
 from autopar.planning.joined import Late, Taken, late_rates, late_seconds, unit_edges
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.problem import Edge
-from autopar.planning.together import alike_in_group, together_edges
+from autopar.planning.together import alike_in_group, of_layer, together_edges
 from autopar.plugin import Candidate
 
 Regions = Mapping[str, tuple[Candidate, ...]]
@@ -42,6 +42,13 @@ class Kind:
         return tuple(
             frozenset(fact for fact in seen if fact[0] == "group") for seen in self.columns.seen
         )
+
+    @cached_property
+    def together(self) -> tuple[int, ...]:
+        """For each column, how many layers run again together with this one, itself included."""
+        stream = self.regions[STREAM]
+        every = [of_layer(stream[choice]) for choice in self.streams]
+        return tuple(1 if again is None else again.layers for again in every)
 
     def using(self, axis: str) -> tuple[int, ...]:
         """The columns that split something over an axis."""

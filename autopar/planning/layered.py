@@ -1,7 +1,7 @@
 """What problems with and without stages share: the skeleton's regions are slots, each layer is one,
 and its columns are the slot's choices."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -72,23 +72,38 @@ class Layered:
             return self.kinds[key[0]].using(axis)
         return tuple(i for i, c in enumerate(self.pricer.candidates[key]) if c.uses(axis))
 
-    def group_edges(self) -> Iterator[Edge]:
-        """Layers that run again together are alike."""
-        sizes = {
-            fact[2][0].layers  # type: ignore[index]
-            for kind in dict.fromkeys(self.kinds.values())
-            for facts in kind.groups
-            for fact in facts
-        }
+    def group_edges(self, cut: Cut | None = None) -> Iterator[Edge]:
+        """Layers that run again together are alike, and lie in one part."""
+        sizes = {n for kind in dict.fromkeys(self.kinds.values()) for n in kind.together if n > 1}
         for layers in sorted(sizes):
             for path, group in groups(self.pricer.model, layers).items():
                 if path != group[0]:
-                    first, own = self.index[group[0], STREAM], self.index[path, STREAM]
-                    rows: list[Sequence[Hashable]] = [
-                        self.kinds[group[0]].groups,
-                        self.kinds[path].groups,
+                    slots = [self.index[one, STREAM] for one in (group[0], path)]
+                    apart = cut is not None and len({cut.part_of(one) for one in group}) > 1
+                    rows = [
+                        [
+                            # What differs is forbidden: here, with itself.
+                            (facts, place if apart and n == layers else None)
+                            for facts, n in zip(kind.groups, kind.together, strict=True)
+                        ]
+                        for place, kind in enumerate((self.kinds[group[0]], self.kinds[path]))
                     ]
-                    yield equal_edge(f"{group[0]}, {path}: run again alike", [first, own], rows)
+                    yield equal_edge(f"{group[0]}, {path}: run again alike", slots, rows)
+
+    @cached_property
+    def inside_groups(self) -> frozenset[int]:
+        """Layers, by number, that run again together with the one before whatever is chosen: no
+        part begins with one."""
+        sizes = {id(kind): frozenset(kind.together) for kind in self.kinds.values()}
+        if all(1 in found for found in sizes.values()):
+            return frozenset()
+        every = {n: groups(self.pricer.model, n) for n in frozenset().union(*sizes.values())}
+        found, before = [], ""
+        for i, (path, kind) in enumerate(self.kinds.items()):
+            if all(before in every[n][path] for n in sizes[id(kind)]):
+                found.append(i)
+            before = path
+        return frozenset(found)
 
     def program(self, choices: Sequence[int], cut: Cut | None = None) -> Program:
         """One choice a slot as the candidates of all regions."""

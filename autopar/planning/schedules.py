@@ -7,6 +7,7 @@ from autopar.layouts.layout import Setting
 from autopar.planning.pins import Pins
 from autopar.planning.problem import Stages
 from autopar.plugin import Refusal, Schedule, Strategy
+from autopar.schedule import Table
 
 
 def layer_axis(strategies: Sequence[Strategy]) -> tuple[str, Strategy] | None:
@@ -60,3 +61,11 @@ def stages_of(schedule: Schedule, stages: int) -> Stages:
     assert table.stages == stages, schedule
     in_flight = tuple(table.in_flight(stage) for stage in range(table.stages))
     return Stages(table.per_slowest, table.per_stage, in_flight)
+
+
+def spread(table: Table, layers: int) -> tuple[int, int]:
+    """How many layers a part has, at least and at most. Schedules with several parts a stage are
+    timed with equal ones: theirs differ by one layer at most."""
+    if table.chunks > 1:
+        return layers // table.parts, -(-layers // table.parts)
+    return 1, layers - table.parts + 1

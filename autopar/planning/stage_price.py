@@ -68,7 +68,7 @@ class StagePricer:
         slots = [self._skeleton_slot(key, extra) for key in self.layered.skeleton]
         slots += self._layer_slots(extra)
         edges += self._unit_edges()
-        edges += self.layered.group_edges()
+        edges += self.layered.group_edges(self.cut)
         return PlanningProblem(
             tuple(slots),
             tuple(edges),

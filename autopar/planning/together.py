@@ -3,6 +3,7 @@ so do all layers of a group, which are then alike."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
+from autopar.layouts.stages import Cut
 from autopar.planning.problem import Edge, Use
 from autopar.plugin import Candidate, Recomputed
 
@@ -97,12 +98,20 @@ def equal_edge(name: str, slots: Sequence[int], rows: Sequence[Sequence[Hashable
     return Edge(name, source, tuple(uses), table, zero)
 
 
-def disagreement(choices: Mapping[str, Mapping[str, Candidate]], group_of: GroupOf) -> str | None:
+def disagreement(
+    choices: Mapping[str, Mapping[str, Candidate]], group_of: GroupOf, cut: Cut | None
+) -> str | None:
     """Why chosen candidates can't run: a layer, or a group, of which parts run again and others
-    don't."""
+    don't, or of which layers lie in different parts of the model."""
     for path, regions in choices.items():
         for region, candidate in regions.items():
-            for other in group_of(path, candidate) if of_layer(candidate) else ():
+            group = group_of(path, candidate) if of_layer(candidate) else ()
+            if cut is not None and len({cut.part_of(one) for one in group}) > 1:
+                return (
+                    f"{group[0]} to {group[-1]} run again together in the backward, but lie in "
+                    f"parts {cut.part_of(group[0])} to {cut.part_of(group[-1])} of the model"
+                )
+            for other in group:
                 for name, its in choices[other].items():
                     if of_layer(its) != of_layer(candidate):
                         return (

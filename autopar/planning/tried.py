@@ -11,7 +11,7 @@ from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.account import books_by_stage, step_seconds
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.columns import EACH_S, ONCE_S
-from autopar.planning.cuts import check_weights, cuts, every_cut
+from autopar.planning.cuts import check_groups, check_weights, cuts, every_cut
 from autopar.planning.ilp import least_bytes, smallest, solve
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped, Outer
@@ -95,6 +95,7 @@ def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
         return replace(tried, problem=problem, low=low, bound_s=bound_s, result=result)
     try:
         check_weights(tried.layered.pricer)
+        check_groups(tried.layered)
     except AutoparError as error:
         return Dropped(tried.outer.asked, str(error))
     anywhere = Anywhere(tried.layered, options.limit_bytes)

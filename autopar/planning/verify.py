@@ -52,7 +52,7 @@ def verify(
     )
     if isinstance(alike, str):
         raise AutoparError(f"the plan can't run: {alike}")
-    apart = disagreement(program.choices, functools.partial(group_of, model))
+    apart = disagreement(program.choices, functools.partial(group_of, model), program.cut)
     if apart is not None:
         raise AutoparError(f"the plan can't run: {apart}")
     try:

@@ -56,7 +56,8 @@ class Sharded:
 class Container(nn.Module):
     """A module that holds parameters and submodules under the plain model's names.
 
-    Children with numbers for names are reached by index: `self.transformer.h[0]`.
+    Children with numbers for names are reached by these, also where a stage has only some of them:
+    `self.transformer.h[2]`, `self.transformer.h[2:4]`.
     """
 
     mesh: ProcessMesh
@@ -78,7 +79,8 @@ class Container(nn.Module):
 
     def __getitem__(self, index: int | slice) -> nn.Module | list[nn.Module]:
         if isinstance(index, slice):
-            return list(self)[index]
+            last = max(int(name) for name in self._modules if name.isdecimal())
+            return [self[i] for i in range(*index.indices(last + 1))]
         return self.get_submodule(str(index))
 
     def __iter__(self) -> Iterator[nn.Module]:
