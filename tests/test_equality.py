@@ -1,5 +1,7 @@
 """Equality first: every emitted program against the plain model, on four processes."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -57,3 +59,21 @@ def test_sequence_is_legal_nowhere_in_an_mlp(case: str) -> None:
     """A pin that no region can satisfy is an error with the refusals."""
     with pytest.raises(autopar.AutoparError, match="'sequence' is pinned, but legal in no region"):
         compiled(MODELS["mlp"](), case)
+
+
+def left_over(case: str) -> int:
+    """A task for the pool: how many of a program's weights are there when it is gone."""
+    job = classifier()
+    parallel = compiled(job, case).materialize()
+    parallel.train_step(parallel.shard_batch(job.batch))
+    weights = [weakref.ref(leaf.value) for leaf in parallel.leaves]
+    parallel.close()
+    del parallel
+    gc.collect()
+    return sum(weight() is not None for weight in weights)
+
+
+@pytest.mark.parametrize("case", ["dp4", "zero1", "zero2_microbatches2", "zero3"])
+def test_nothing_is_left_of_a_program(pool4: Pool, case: str) -> None:
+    """Neither weights nor groups of processes, whose threads wait for messages for ever."""
+    assert pool4.run(left_over, case) == [0] * 4

@@ -5,7 +5,8 @@ Parameters are ordinary ones, and each rank's optimizer steps its rows of them. 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ class ShardedState:
             before: Any = partial(self._before_forward, unit, following)
             unit.module.register_forward_pre_hook(before)
             for leaf in unit.leaves:
-                arrived: Any = partial(self._arrived, unit)
+                arrived = _weakly(self._arrived, unit)
                 leaf.registered.register_post_accumulate_grad_hook(arrived)
 
     def begin(self) -> None:
@@ -170,6 +171,19 @@ class _Unit:
             else:
                 leaf.value.grad += grad
         self._scatter = None
+
+
+def _weakly(method: Callable[["_Unit", Tensor], None], unit: "_Unit") -> Any:
+    """The method as a hook that keeps nothing alive: the garbage collector doesn't see into a
+    parameter's hooks, so that one which held its own parameter would hold it for ever."""
+    known, owner = weakref.WeakMethod(method), weakref.ref(unit)
+
+    def call(parameter: Tensor) -> None:
+        found, its = known(), owner()
+        assert found is not None and its is not None, "the program is gone, its weights are used"
+        found(its, parameter)
+
+    return call
 
 
 def _units(leaves: Iterable[Leaf]) -> tuple[_Unit, ...]:
