@@ -6,18 +6,19 @@ stages send each other counts for what it costs at least.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.graph.model_graph import STREAM
+from autopar.graph.model_graph import STREAM, Value
 from autopar.layouts.stages import Cut, Here, make_cut
 from autopar.planning import columns
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
+from autopar.planning.price import LayoutRow
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Stages
 from autopar.planning.region_effects import (
@@ -147,9 +148,12 @@ class Anywhere:
         found = []
         for key in self.layered.skeleton:
             rows: dict[int, Floats] = {}
+            known: dict[Hashable, list[Bill]] = {}
             for part, here in enumerate(self._fixed):
-                bills = [pricer.bill("", c, here) for c in pricer.candidates[key]]
-                own = np.array([self._numbers(bill, part) for bill in bills])
+                alike = pricer.part(here)
+                if alike not in known:
+                    known[alike] = [pricer.bill("", c, here) for c in pricer.candidates[key]]
+                own = np.array([self._numbers(bill, part) for bill in known[alike]])
                 rows[part % stages] = rows.get(part % stages, 0.0) + own
             found.append(Alike(1, (rows,), 0, 1.0))
         return tuple(found)
@@ -192,14 +196,18 @@ class Anywhere:
         pricer = self.layered.pricer
         skeleton, setting = pricer.model.skeleton, pricer.setting
         axis = setting.mesh.part(self.schedule.axis)
-        found = []
+        crossing: dict[tuple[Value, LayoutRow], None] = {}
         for name, (key, layouts), _ in pricer.values("", skeleton):
             value = skeleton.values[name]
             if key[0] and key[1] == STREAM and value.needs_grad:
-                sends = {handed_on(value, "", x, setting, True, axis) for x in layouts}
-                sends |= {handed_on(value, "", x, setting, False, axis) for x in layouts}
-                found.append(min(map(pricer.prices.seconds, sorted(sends, key=repr))))
-        return min(found, default=0.0)
+                crossing[value, layouts] = None  # those of alike layers are equal
+        sends = {
+            handed_on(value, "", layout, setting, forward, axis): None
+            for value, layouts in crossing
+            for layout in dict.fromkeys(layouts)
+            for forward in (True, False)
+        }
+        return min(map(pricer.prices.seconds, sends), default=0.0)
 
     # ------------------------------------------------------------ layers
 
@@ -234,14 +242,49 @@ class Anywhere:
         """Seconds a microbatch that the slowest stage takes at least: layers don't divide."""
         table, count = self.schedule.table, len(self.layered.kinds)
         if table.chunks > 1:
-            least = {id(k): self._layer_rows(k)[:, SECONDS].min() for k in self._every}
-            times = sorted(float(least[id(kind)]) for kind in self.layered.kinds.values())
-            return sum(times[: -(-count // table.stages)])
+            least_s = min(float(self._layer_rows(k)[:, SECONDS].min()) for k in self._every)
+            return max(self._stage_s(self.balanced(least_s), least_s))
         slowest = np.full(count + 1, np.inf)
         slowest[0] = 0.0
         for seconds in self.spans.seconds:
             slowest = np.min(np.maximum(slowest[:, None], seconds), axis=0)
         return float(slowest[count])
+
+    @property
+    def mean_layer_s(self) -> float:
+        """Seconds of a microbatch of a layer, if each takes what its fastest choice does."""
+        least = {id(k): float(self._layer_rows(k)[:, SECONDS].min()) for k in self._every}
+        return sum(least[id(kind)] for kind in self.layered.kinds.values()) / len(
+            self.layered.kinds
+        )
+
+    def balanced(self, layer_s: float) -> tuple[int, ...]:
+        """How many layers each part has, if each takes so long, where the slowest stage is fastest
+        and parts differ by one layer at most: the stage with the least is given the next one.
+        Of its parts the last, which have the fewest microbatches in flight."""
+        table, count = self.schedule.table, len(self.layered.kinds)
+        counts = [count // table.parts] * table.parts
+        for _ in range(count - sum(counts)):
+            spare = [p for p in range(table.parts) if counts[p] == count // table.parts]
+            each_s = self._stage_s(counts, layer_s)
+            counts[min(spare, key=lambda p: (each_s[p % table.stages], -p))] += 1
+        return tuple(counts)
+
+    def _stage_s(self, counts: Sequence[int], layer_s: float) -> list[float]:
+        """Seconds of a microbatch by stage, with so many layers in each part."""
+        each_s = list(self._own_s)
+        for part, layers in enumerate(counts):
+            each_s[part % len(each_s)] += layers * layer_s
+        return each_s
+
+    @cached_property
+    def _own_s(self) -> tuple[float, ...]:
+        """Seconds that each stage takes at least beside layers."""
+        rows = [costs.options[0] for costs in self._skeleton]
+        return tuple(
+            float(base[SECONDS] + sum(row[i][:, SECONDS].min() for row in rows if i in row))
+            for i, base in enumerate(self._base)
+        )
 
     @cached_property
     def spans(self) -> Spans:

@@ -87,9 +87,12 @@ def _counts(spread: Sequence[tuple[int, int]], count: int) -> Iterator[tuple[int
 
 def cuts(anywhere: Anywhere) -> tuple[Cut, ...]:
     """The cut whose slowest part is fastest among those that may fit (of several the one with the
-    fastest parts together), and, if it is another, the one whose fullest part is smallest."""
-    skeleton, spans = anywhere.layered.pricer.model.skeleton, anywhere.spans
-    found = []
+    fastest parts together), and, if it is another, the one whose fullest part is smallest. Of
+    several parts a stage: the one whose slowest stage is fastest if all layers take the same."""
+    skeleton = anywhere.layered.pricer.model.skeleton
+    if anywhere.schedule.table.chunks > 1:
+        return (make_cut(skeleton, anywhere.balanced(anywhere.mean_layer_s)),)
+    found, spans = [], anywhere.spans
     for costs in (spans.seconds, spans.over_bytes):
         worst = least_cut(costs, np.maximum)
         if worst is not None:

@@ -125,8 +125,9 @@ def least_bytes(problem: PlanningProblem) -> int:
     return least_bytes_of(loose)
 
 
-FIRST, WIDER = 1e-4, 8.0
-"""The first width of the sieve, in the bound, and how it grows."""
+FIRST, WIDER = 1e-6, 16.0
+"""The first width of the sieve, in the bound: little more than what the relaxation mixes; and how
+it grows."""
 SMALL = 400
 """Choices of all slots together for which a sieve isn't worth its rounds."""
 

@@ -36,8 +36,21 @@ from autopar.plugin import Candidate, ParamPlan, Recomputed
 SlotKey = tuple[str, str]
 """(layer path, region)."""
 RegionCandidates = Mapping[SlotKey, tuple[Candidate, ...]]
-Need = tuple[SlotKey, tuple[Layout, ...]]
-"""A slot, and the layout that each of its choices needs or makes."""
+
+
+class LayoutRow(tuple[Layout, ...]):
+    """The layout that each choice of a slot needs or makes; many are compared, so it is hashed
+    once."""
+
+    def __hash__(self) -> int:
+        if "own" not in self.__dict__:
+            self.__dict__["own"] = super().__hash__()
+        own: int = self.__dict__["own"]
+        return own
+
+
+Need = tuple[SlotKey, LayoutRow]
+"""A slot, and what its choices need or make."""
 Layouts = tuple[tuple[str, Layout], ...]
 """How parameters are stored, by name."""
 Cross = tuple[Layout, bool]
@@ -54,12 +67,15 @@ class Pricer:
     candidates: RegionCandidates
     state_ratio: StateRatio
     works: Works
+    with_params: bool = True
+    """Whether bills have what parameters come to: gathers, reductions, optimizer, bytes."""
     bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
     ops_bills: dict[tuple[object, ...], tuple[Bill, Layouts]] = field(default_factory=dict)
     param_bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
     conversions: dict[tuple[Value, Layout, Layout, bool], float | None] = field(
         default_factory=dict
     )
+    boundaries: dict[Hashable, LayoutRow] = field(default_factory=dict)
     reaches: dict[Hashable, Reach | None] = field(default_factory=dict)
     runs_again: dict[Hashable, bool] = field(default_factory=dict)
     crossing: dict[str, tuple[tuple[str, "Need", tuple["Need", ...]], ...]] = field(
@@ -101,12 +117,14 @@ class Pricer:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part
         has of it."""
         block, group = self.block(path), self._group(path, candidate)
-        place = (self._part(here), len(group), path == group[0], path == group[-1])
+        place = (self.part(here), len(group), path == group[0], path == group[-1])
         key = (id(block), candidate, place)
         if key not in self.bills:
             only = self.works.only(candidate)
             ops, layouts = self._ops_bill(path, block, only, group, here, place)
-            bill = ops + self._params_bill(block, layouts, candidate.params, path != "", here)
+            bill = ops
+            if self.with_params:
+                bill += self._params_bill(block, layouts, candidate.params, path != "", here)
             if path == "":
                 # Gathered parameters stay for the whole step.
                 resident = bill.resident_bytes + bill.transient_bytes
@@ -114,7 +132,7 @@ class Pricer:
             self.bills[key] = bill
         return self.bills[key]
 
-    def _part(self, here: Here | None) -> Hashable:
+    def part(self, here: Here | None) -> Hashable:
         """What of a part of the skeleton its bills depend on: most parts have nothing of it."""
         if here is None:
             return None
@@ -183,7 +201,7 @@ class Pricer:
         here: Here | None,
     ) -> Bill:
         """What a region's parameters come to."""
-        key = (id(block), layouts, plans, neighbours, self._part(here))
+        key = (id(block), layouts, plans, neighbours, self.part(here))
         if key not in self.param_bills:
             chosen, bill = dict(plans), Bill()
             for name, layout in layouts:
@@ -201,7 +219,7 @@ class Pricer:
         neighbours: bool,
         here: Here | None,
     ) -> Bill:
-        key = (id(block), name, layout, plan, neighbours, self._part(here))
+        key = (id(block), name, layout, plan, neighbours, self.part(here))
         if key not in self.param_bills:
             effects = one_param(
                 *(block, plan, name, layout, self.setting, self.state_ratio, neighbours, here)
@@ -311,7 +329,7 @@ class Pricer:
 
     def _each(
         self, key: SlotKey, block: Block, layout_of: Callable[[RegionTyping], Layout]
-    ) -> tuple[Layout, ...]:
+    ) -> LayoutRow:
         """A layout for each candidate of a slot; many have the same typing."""
         found: dict[int, Layout] = {}
         out = []
@@ -319,7 +337,7 @@ class Pricer:
             if id(typing) not in found:
                 found[id(typing)] = layout_of(typing)
             out.append(found[id(typing)])
-        return tuple(out)
+        return LayoutRow(out)
 
     def _typings(self, key: SlotKey, block: Block) -> tuple[RegionTyping, ...]:
         where = id(block), key[1], self.candidates[key]
@@ -358,19 +376,26 @@ class Pricer:
 
     def _boundary(self, path: str, inner: Value, outer: Value) -> Need:
         key = (path, STREAM)
-        found: dict[object, Layout] = {}
-        out = []
-        for candidate in self.candidates[key]:
-            if candidate.splits not in found:
-                layout = boundary_layout(inner, candidate, self.setting)
-                found[candidate.splits] = normal(outer, layout)
-            out.append(found[candidate.splits])
-        return key, tuple(out)
+        return key, self._across(self.candidates[key], inner, outer)
+
+    def _across(self, streams: tuple[Candidate, ...], inner: Value, outer: Value) -> LayoutRow:
+        where = (id(streams), inner, outer)
+        if where not in self.boundaries:
+            found: dict[object, Layout] = {}
+            for candidate in streams:
+                if candidate.splits not in found:
+                    layout = boundary_layout(inner, candidate, self.setting)
+                    found[candidate.splits] = normal(outer, layout)
+            self.boundaries[where] = LayoutRow(found[candidate.splits] for candidate in streams)
+        return self.boundaries[where]
 
     def _fixed(self, path: str, value: Value) -> Need:
         key = (path, STREAM)
-        layout = normal(value, input_layout(value, self.setting))
-        return key, (layout,) * len(self.candidates[key])
+        where = (id(self.candidates[key]), value)
+        if where not in self.boundaries:
+            layout = normal(value, input_layout(value, self.setting))
+            self.boundaries[where] = LayoutRow((layout,) * len(self.candidates[key]))
+        return key, self.boundaries[where]
 
     # ------------------------------------------------------------ edges
 

@@ -97,7 +97,7 @@ class _State:
     than the gap. `unfit`: what doesn't fit, while nothing does."""
 
     space: Space
-    queue: list[tuple[float, int, Unopened | Tried]] = field(default_factory=list)
+    queue: list[tuple[float, int, int, Unopened | Tried]] = field(default_factory=list)
     places: Iterator[int] = field(default_factory=itertools.count)
     best: Tried | None = None
     guess: Weights | None = None
@@ -128,11 +128,12 @@ class _State:
             return
         bound_s = one.bound_s if isinstance(one, Tried) else self.space.bound_s(one)
         self.waiting += 1 if isinstance(one, Tried) else len(one.scheduled)
-        heapq.heappush(self.queue, (bound_s, next(self.places), one))
+        size = 0 if isinstance(one, Tried) else self.space.size_of(one)
+        heapq.heappush(self.queue, (bound_s, size, next(self.places), one))
 
     def look_at_next(self, watch: Watch) -> None:
         """What has the lowest bound."""
-        bound_s, _, one = heapq.heappop(self.queue)
+        bound_s, _, _, one = heapq.heappop(self.queue)
         self._tell(watch, bound_s)
         self.waiting -= 1 if isinstance(one, Tried) else len(one.scheduled)
         if isinstance(one, Unopened):
@@ -143,6 +144,9 @@ class _State:
             self._done(one, now_s)
         elif now_s > bound_s * (1 + ROUNDING):
             self.add(one if isinstance(one, Unopened) else replace(one, bound_s=now_s))
+        elif isinstance(one, Unopened) and not one.is_outlined:
+            for outlined in self.space.outline(one):
+                self.add(outlined)
         elif isinstance(one, Unopened):
             for opened in self.space.open(one):
                 self.add(opened)

@@ -25,6 +25,7 @@ from autopar.planning.outer import (
     pointless,
     with_schedule,
 )
+from autopar.planning.outline import Outlines, plain_axes
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
@@ -33,10 +34,14 @@ from autopar.planning.separable import why_inseparable
 from autopar.planning.stage_price import LeastWork, least_work, schedule_bound
 from autopar.planning.tried import SearchOptions, Tried
 from autopar.planning.weights import beside, first_guess
-from autopar.planning.works import Works
+from autopar.planning.works import Works, least_factor
 from autopar.plugin import CostModel, Refusal, Strategy
 
 ROUNDING = 1e-6
+
+
+Priced = tuple[Outer, Pricer, LeastWork]
+"""A setting's candidates, their prices, and what they take at least."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,9 @@ class Unopened:
 
     asked: Setting
     scheduled: tuple[Setting, ...]
+    bound_s: float = 0.0
+    is_outlined: bool = False
+    """Whether its bound knows what its outline takes with its schedules and memory."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,10 @@ class Space:
     options: SearchOptions
     inseparable: str | None
     works: Works
+    outlines: Outlines
     whole_s: float = 0.0
     known: dict[Mesh, list[tuple[int, LeastWork]]] = field(default_factory=dict)
+    priced: dict[tuple[Setting, bool], "Priced | Dropped"] = field(default_factory=dict)
     opened: dict[Mesh, list[tuple[int, float]]] = field(default_factory=dict)
     """Of those that were opened, seconds of a step's microbatches by rough prices."""
 
@@ -87,10 +97,31 @@ class Space:
 
     def bound_s(self, unopened: Unopened) -> float:
         """Seconds that no program of these settings beats."""
-        return min(step_bound(setting, self._at_least(setting)) for setting in unopened.scheduled)
+        least = self._at_least(unopened.scheduled[0])
+        bounds_s = (step_bound(setting, least) for setting in unopened.scheduled)
+        return max(unopened.bound_s, min(bounds_s))
+
+    def size_of(self, unopened: Unopened) -> int:
+        """Into how many pieces its outline cuts what all others do whole: of settings with equal
+        bounds the one with the least says most about the rest."""
+        return self.outlines.of(unopened.asked).mesh.world
+
+    def outline(self, unopened: Unopened) -> Iterator[Unopened]:
+        """The same with a sharper bound, or one for each schedule."""
+        if not self.outlines.is_priced(unopened.asked):
+            self.outlines.price(unopened.asked)
+            yield unopened
+            return
+        if len(unopened.scheduled) > 1:
+            yield from (replace(unopened, scheduled=(one,)) for one in unopened.scheduled)
+            return
+        limit_bytes, solver = self.options.limit_bytes, self.options.solver
+        bound_s = self.outlines.bound_s(unopened.scheduled[0], limit_bytes, solver)
+        yield replace(unopened, bound_s=max(bound_s, self.bound_s(unopened)), is_outlined=True)
 
     def _at_least(self, setting: Setting) -> LeastWork:
         each_s, once_s = self._share_s(setting), 0.0
+        each_s = max(each_s, self.outlines.least_s(setting) * setting.microbatches)
         for fewer, work in self.known.get(setting.mesh, ()):
             if setting.microbatches % fewer == 0:
                 each_s, once_s = max(each_s, work[0]), max(once_s, work[1])
@@ -124,13 +155,8 @@ class Space:
     def open(self, unopened: Unopened) -> Iterator[Tried | Dropped]:
         """The settings with their candidates and rough bounds."""
         least_s = self.bound_s(unopened)
-        # What a schedule allows depends on how it makes gradients alone.
-        alike: dict[bool, tuple[Outer, Pricer, LeastWork] | Dropped] = {}
         for setting in unopened.scheduled:
-            kind = setting.schedule is not None and setting.schedule.splits_backward
-            if kind not in alike:
-                alike[kind] = self._priced(setting)
-            found = alike[kind]
+            found = self._priced(setting)
             if isinstance(found, Dropped):
                 yield replace(found, setting=setting)
                 continue
@@ -138,10 +164,6 @@ class Space:
             outer = with_schedule(outer, setting)
             layered = Layered(pricer.at(outer.setting))
             yield Tried(outer, layered, max(least_s, step_bound(setting, work)))
-        every = [found[2] for found in alike.values() if not isinstance(found, Dropped)]
-        if every:
-            least = (min(work[0] for work in every), min(work[1] for work in every))
-            self.learn(unopened.scheduled[0], least)
 
     def sharpened_s(self, tried: Tried) -> float:
         """The bound of an opened setting by what was learnt since."""
@@ -156,13 +178,22 @@ class Space:
         )
         return 0.0 if isinstance(outer, Dropped) else self._pricer(outer)[1][0]
 
-    def _priced(self, setting: Setting) -> tuple[Outer, Pricer, LeastWork] | Dropped:
+    def _priced(self, setting: Setting) -> Priced | Dropped:
+        # What a schedule allows depends on how it makes gradients alone.
+        halves = setting.schedule is not None and setting.schedule.splits_backward
+        key = (replace(setting, schedule=None), halves)
+        if key not in self.priced:
+            self.priced[key] = self._open(setting)
+        return self.priced[key]
+
+    def _open(self, setting: Setting) -> Priced | Dropped:
         args = (self.model, setting, self.strategies, self.pins, self.inseparable)
         outer = open_setting(*args)
         if isinstance(outer, Dropped):
             return outer
         pricer, work = self._pricer(outer)
         self._check(setting, work)
+        self.learn(setting, work)
         return outer, pricer, work
 
     def _pricer(self, outer: Outer) -> tuple[Pricer, LeastWork]:
@@ -199,5 +230,19 @@ def space_of(
     check_layers(model, pins)
     inseparable = why_inseparable(model)
     prices = Prices(cost_models, Mesh(()), cluster, first_guess(beside(cost_models).rows(cluster)))
-    args = (model, cluster, strategies, cost_models, pins, options, inseparable, Works(prices))
+    works = Works(prices)
+    probes = tuple(_of_each_axis(strategies, cluster))
+    plain = plain_axes(model, probes, strategies, pins)
+    outlines = Outlines(model, strategies, pins, works, options.state_ratio, plain)
+    args = (model, cluster, strategies, cost_models, pins, options, inseparable, works, outlines)
     return replace(Space(*args), whole_s=Space(*args).whole_work_s())
+
+
+def _of_each_axis(strategies: Sequence[Strategy], cluster: ClusterSpec) -> Iterator[Setting]:
+    """A setting for each axis that splits the batch, which nothing else does."""
+    size = least_factor(cluster.devices)
+    axes = axes_in_order(strategies)
+    for axis in axes if size > 1 else ():
+        if axis.splits_batch:
+            mesh = Mesh(tuple((a.name, size if a is axis else 1) for a in axes))
+            yield Setting(mesh, (mesh.part(axis.name),), 1)

@@ -1,35 +1,40 @@
 """Candidates → PlanningProblem where layers lie in stages: what each choice costs each stage."""
 
 import itertools
-from collections import defaultdict
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
-from autopar.graph.model_graph import STREAM
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.graph.model_graph import STREAM, Value
 from autopar.layouts.layout import Layout
 from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
-from autopar.layouts.typing import input_layout
 from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
 from autopar.planning.joined import Late, unit_edges
 from autopar.planning.kinds import Kind, taken_in
 from autopar.planning.layered import Layered
 from autopar.planning.price import Need, Pricer, SlotKey
-from autopar.planning.prices import Bill
+from autopar.planning.prices import Bill, Prices
 from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot
 from autopar.planning.region_effects import (
-    boundary_effects,
     buffer_effects,
     handed_on,
     input_effects,
     unused_effects,
 )
 from autopar.planning.schedules import stages_of
-from autopar.plugin import Effect, Schedule
+from autopar.plugin import Collective, Effect, Resident, Schedule
 
-Extra = Mapping[tuple[SlotKey, int], list[float]]
-"""Seconds of a microbatch by (slot, part), for each of the slot's choices."""
+SECONDS, LASTS, WAITS = range(3)
+NOTHING = (0.0, 0.0, 0.0)
+Extra = dict[tuple[SlotKey, int], NDArray[np.float64]]
+"""By (slot, part), for each of the slot's choices: seconds of a microbatch, bytes that lie there
+throughout, and for each microbatch in flight."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class StagePricer:
 
     def problem(self, limit_bytes: int) -> PlanningProblem:
         """The whole problem, slots in model order."""
-        extra: dict[tuple[SlotKey, int], list[float]] = defaultdict(list)
+        extra: Extra = {}
         edges = list(self._edges(extra))
         self._add_sends(extra)
         slots = [self._skeleton_slot(key, extra) for key in self.layered.skeleton]
@@ -86,8 +91,11 @@ class StagePricer:
             shares = []
             for part in range(self.cut.count):
                 each_s, once_s = self._late[part][key[1]][c]
-                each_s += extra[key, part][c] if (key, part) in extra else 0.0
                 bill = self.pricer.bill("", candidate, self.heres[part])
+                if (key, part) in extra:
+                    more_s, lasts, waits = extra[key, part][c]
+                    each_s += float(more_s)
+                    bill += Bill(resident_bytes=int(lasts + waits), held_bytes=int(waits))
                 shares.append(self.share(bill, part, each_s, once_s))
             choices.append(self._choice(shares))
         return Slot(f"/{key[1]}", tuple(choices), "")
@@ -98,13 +106,13 @@ class StagePricer:
         for path, kind in self.layered.kinds.items():
             own = self.cut.part_of(path)
             more = {part: row for (key, part), row in extra.items() if key == (path, STREAM)}
-            alike = (id(kind), own, tuple((part, tuple(row)) for part, row in more.items()))
+            alike = (id(kind), own, tuple((part, row.tobytes()) for part, row in more.items()))
             if alike not in known:
                 known[alike] = self._layer_choices(kind, own, more)
             yield Slot(path, known[alike], path)
 
     def _layer_choices(
-        self, kind: Kind, own: int, more: Mapping[int, Sequence[float]]
+        self, kind: Kind, own: int, more: Mapping[int, NDArray[np.float64]]
     ) -> tuple[Choice, ...]:
         """A layer's columns in a part; with them what it hands on, and in the next part the
         gradient of that."""
@@ -113,13 +121,14 @@ class StagePricer:
         for costs, stream in zip(kind.columns.costs, kind.streams, strict=True):
             shares = []
             for part in sorted({own, *more}):
-                each_s = more[part][stream] if part in more else 0.0
+                each_s, lasts, waits = map(float, more[part][stream] if part in more else NOTHING)
                 held = [0] * chunks
+                held[part // stages] = int(waits)
                 if part != own:
-                    shares.append(Share(part % stages, each_s, held_bytes=tuple(held)))
+                    shares.append(Share(part % stages, each_s, 0.0, int(lasts), tuple(held)))
                     continue
-                held[part // stages] = int(costs[HELD])
-                once_s, resident = float(costs[ONCE_S]), int(costs[RESIDENT])
+                held[part // stages] += int(costs[HELD])
+                once_s, resident = float(costs[ONCE_S]), int(costs[RESIDENT] + lasts)
                 each_s += float(costs[EACH_S])
                 sizes = (resident, tuple(held), int(costs[TRANSIENT]))
                 shares.append(Share(part % stages, each_s, once_s, *sizes))
@@ -156,7 +165,6 @@ class StagePricer:
             yield Share(stage, 0.0, scalars_s, overhead, held_bytes=())
         for part, where in enumerate(self.heres):
             effects: list[Effect] = [*unused_effects(model)] if part == 0 else []
-            effects += boundary_effects(model.skeleton, self.cut, part, self._at_most, setting)
             effects += shared_residents(model, setting, self.cut.layers[part])
             for path in self.cut.layers[part]:
                 block = self.pricer.block(path)
@@ -166,20 +174,16 @@ class StagePricer:
             bill = replace(bill, resident_bytes=resident, transient_bytes=0)
             yield self.share(bill, part)
 
-    def _at_most(self, name: str) -> Layout:
-        """A layout of a value of the skeleton that no choice makes larger."""
-        return input_layout(self.pricer.model.skeleton.values[name], self.pricer.setting)
-
     # ------------------------------------------------------------ values
 
-    def _edges(self, extra: dict[tuple[SlotKey, int], list[float]]) -> Iterator[Edge]:
+    def _edges(self, extra: Extra) -> Iterator[Edge]:
         skeleton = self.pricer.model.skeleton
         for name, made, needs in self._values():
             for part, uses in needs.items():
                 for need in uses:
                     if need[0] == made[0]:
                         inside_s = self.pricer.inside_s("", name, made, need)
-                        self._add(extra, made[0], part, inside_s)
+                        self._add(extra, made[0], part, SECONDS, inside_s)
                 across = [need for need in uses if need[0] != made[0]]
                 edge = self.pricer.edge("", skeleton, name, made, across, self.layered.index)
                 if edge is not None:
@@ -207,30 +211,43 @@ class StagePricer:
                 made = self.pricer.made("", block, node, value)
                 yield node.name, made, {part: list(found) for part, found in needs.items()}
 
-    def _add(
-        self,
-        extra: dict[tuple[SlotKey, int], list[float]],
-        key: SlotKey,
-        part: int,
-        seconds: Sequence[float],
-    ) -> None:
-        row = extra[key, part] or [0.0] * len(seconds)
-        extra[key, part] = [before + more for before, more in zip(row, seconds, strict=True)]
+    @staticmethod
+    def _add(extra: Extra, key: SlotKey, part: int, what: int, more: Sequence[float]) -> None:
+        rows = extra.setdefault((key, part), np.zeros((len(more), 3)))
+        rows[:, what] += more
 
-    def _add_sends(self, extra: dict[tuple[SlotKey, int], list[float]]) -> None:
-        """Each stage pays for what it sends: values onwards, gradients back."""
-        skeleton, setting = self.pricer.model.skeleton, self.pricer.setting
-        axis = setting.mesh.part(self.schedule.axis)
+    def _add_sends(self, extra: Extra) -> None:
+        """Each stage pays for what it sends (values onwards, gradients back), has room for the
+        messages at its boundaries, and holds what it only passes on."""
+        skeleton, prices = self.pricer.model.skeleton, self.pricer.prices
         for part, names in enumerate(self.cut.boundaries):
             for name in names:
                 value, node = skeleton.values[name], skeleton.node(name)
                 key, layouts = self.pricer.made("", skeleton, node, value)
-                for forward in (True, False) if value.needs_grad else (True,):
-                    sends = (
-                        handed_on(value, name, layout, setting, forward, axis) for layout in layouts
-                    )
-                    seconds = [self.pricer.prices.seconds(send) for send in sends]
-                    self._add(extra, key, part if forward else part + 1, seconds)
+                sizes = {each: self._size(value, each) for each in dict.fromkeys(layouts)}
+                ways = (True, False) if value.needs_grad else (True,)
+                for forward in ways:
+                    seconds = {
+                        x: prices.seconds(self._send(value, name, x, forward)) for x in sizes
+                    }
+                    where = part if forward else part + 1
+                    self._add(extra, key, where, SECONDS, [seconds[x] for x in layouts])
+                room = {
+                    x: _room(prices, "transient", size * len(ways)) for x, size in sizes.items()
+                }
+                for where in (part, part + 1):
+                    self._add(extra, key, where, LASTS, [room[x] for x in layouts])
+                if name in self.cut.passed_on(part):
+                    kept = {x: _room(prices, "saved", size) for x, size in sizes.items()}
+                    self._add(extra, key, part, WAITS, [kept[x] for x in layouts])
+
+    def _send(self, value: Value, name: str, layout: Layout, forward: bool) -> Collective:
+        setting = self.pricer.setting
+        axis = setting.mesh.part(self.schedule.axis)
+        return handed_on(value, name, layout, setting, forward, axis)
+
+    def _size(self, value: Value, layout: Layout) -> int:
+        return self.pricer.setting.local_numel(value.dims, layout) * value.item_bytes
 
     # ------------------------------------------------------------ joined calls
 
@@ -245,6 +262,10 @@ class StagePricer:
             for edge in unit_edges({"": slots}, self.pricer.prices.seconds):
                 stage = part % self.schedule.table.stages
                 yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
+
+
+def _room(prices: Prices, what: Literal["transient", "saved"], size_bytes: int) -> int:
+    return math.ceil(prices.cost(Resident(what, size_bytes)))
 
 
 LeastWork = tuple[float, float]

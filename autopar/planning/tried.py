@@ -106,12 +106,17 @@ def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
 
 def work_of(tried: Tried) -> LeastWork:
     """Seconds of a microbatch and once a step at least, whatever memory allows."""
+    return least_of(tried.layered)
+
+
+def least_of(layered: Layered) -> LeastWork:
+    """The same of a priced setting."""
     each_s = once_s = 0.0
-    for kind in tried.layered.kinds.values():
+    for kind in layered.kinds.values():
         each_s += float(kind.columns.costs[:, EACH_S].min())
         once_s += float(kind.columns.costs[:, ONCE_S].min())
-    pricer = tried.layered.pricer
-    for key in tried.layered.skeleton:
+    pricer = layered.pricer
+    for key in layered.skeleton:
         bills = [pricer.bill("", candidate) for candidate in pricer.candidates[key]]
         each_s += min(bill.each_s(pricer.setting.microbatches) for bill in bills)
         once_s += min(bill.step_s for bill in bills)

@@ -58,7 +58,7 @@ class Likeness:
 def likeness(setting: Setting) -> Likeness:
     """The reduced form of a setting."""
     sizes = {part.axis: part.size for part in setting.data}
-    least = {axis: _least_factor(size) for axis, size in sizes.items()}
+    least = {axis: least_factor(size) for axis, size in sizes.items()}
     mesh = Mesh(tuple((axis, least.get(axis, size)) for axis, size in setting.mesh.axes))
     microbatches = setting.microbatches
     for axis, size in sizes.items():
@@ -67,7 +67,8 @@ def likeness(setting: Setting) -> Likeness:
     return Likeness(reduced, sizes)
 
 
-def _least_factor(size: int) -> int:
+def least_factor(size: int) -> int:
+    """The least factor above 1, of 1 itself."""
     return next((n for n in range(2, size + 1) if size % n == 0), size)
 
 

@@ -1,0 +1,169 @@
+"""The outline of a setting: the same without data parallelism and without what its parameters cost.
+
+An axis is *plain* if regions split nothing but samples over it. Ranks along it do what as many more
+microbatches do, so in an outline they are microbatches; parameters are left out: their gathers and
+reductions, their optimizer, their bytes. What is left is part of what every program of the setting
+pays. Many settings share an outline: it is priced once for all of them, and what its layers take
+at least with a setting's schedule and memory is a bound before the setting is opened.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.layout import Setting
+from autopar.layouts.state_ratio import StateRatio
+from autopar.mesh import Mesh, split_size
+from autopar.planning.annotate import Candidates, annotate
+from autopar.planning.anywhere import Anywhere
+from autopar.planning.layered import Layered
+from autopar.planning.pins import Pins
+from autopar.planning.price import Pricer, SlotKey
+from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
+from autopar.planning.relaxed import relaxed
+from autopar.planning.schedules import layer_axis
+from autopar.planning.tried import least_of
+from autopar.planning.whole_price import whole_problem
+from autopar.planning.works import Works
+from autopar.plugin import Candidate, Strategy
+
+TIERS = ("dims", "recompute")
+
+
+@dataclass
+class Outlines:
+    """The outlines of a model's settings that are priced so far. `works`: shared with settings."""
+
+    model: ModelGraph
+    strategies: Sequence[Strategy]
+    pins: Pins
+    works: Works
+    state_ratio: StateRatio
+    plain: frozenset[str]
+    priced: dict[Setting, Pricer | None] = field(default_factory=dict)
+    sizes: list[tuple[int, ...]] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+    """Of each in `sizes` (axes, microbatches), the seconds of a batch at least, of all its ranks
+    together."""
+
+    @cached_property
+    def layers(self) -> str | None:
+        """The axis that layers are split over."""
+        found = layer_axis(self.strategies)
+        return None if found is None else found[0]
+
+    def of(self, setting: Setting) -> Setting:
+        """A setting's outline: plain axes, and that of the layers, have size 1."""
+        gone = {*self.plain, self.layers}
+        mesh = Mesh(tuple((a, 1 if a in gone else size) for a, size in setting.mesh.axes))
+        data = tuple(part for part in setting.data if part.axis not in self.plain)
+        return Setting(mesh, data, setting.microbatches * self._plain_size(setting))
+
+    def _plain_size(self, setting: Setting) -> int:
+        return split_size(tuple(part for part in setting.data if part.axis in self.plain))
+
+    def least_s(self, setting: Setting) -> float:
+        """Seconds of a microbatch of a setting that no program beats, of all stages together: what
+        is known of its outline, or of those that cut the same work into fewer pieces."""
+        if not self.sizes:
+            return 0.0
+        outline = self.of(setting)
+        own = np.array(_sizes(outline))
+        coarser = (own % np.array(self.sizes) == 0).all(axis=1)
+        most_s = float(np.array(self.whole_s)[coarser].max(initial=0.0))
+        return most_s / (outline.mesh.world * outline.microbatches)
+
+    def is_priced(self, setting: Setting) -> bool:
+        """Whether the setting's own outline is."""
+        return self.of(setting) in self.priced
+
+    def price(self, setting: Setting) -> None:
+        """Prices the setting's outline."""
+        outline = self.of(setting)
+        pricer = self._pricer(outline)
+        self.priced[outline] = pricer
+        if pricer is not None:
+            layered = Layered(pricer)
+            each_s = least_of(layered)[0] if _is_possible(layered) else math.inf
+            self.sizes.append(_sizes(outline))
+            self.whole_s.append(each_s * outline.microbatches * outline.mesh.world)
+
+    def bound_s(self, setting: Setting, limit_bytes: int, solver: str) -> float:
+        """Seconds that no program of the setting beats, with its schedule and the memory that
+        activations need (inf where they don't fit), by its outline's prices."""
+        pricer = self.priced[self.of(setting)]
+        if pricer is None:
+            return 0.0
+        if setting.schedule is None:
+            low = relaxed(whole_problem(Layered(pricer), limit_bytes), solver)
+            return low.bound_s / self._plain_size(setting)
+        return Anywhere(Layered(self._staged(pricer, setting)), limit_bytes).bound(solver)
+
+    def _staged(self, pricer: Pricer, setting: Setting) -> Pricer:
+        """An outline's prices with a setting's stages."""
+        sizes = dict(pricer.setting.mesh.axes)
+        sizes |= {axis: size for axis, size in setting.mesh.axes if axis == self.layers}
+        mesh = Mesh(tuple(sizes.items()))
+        own = replace(pricer.setting, mesh=mesh, schedule=setting.schedule)
+        prices = replace(pricer.prices, mesh=mesh, known={})
+        return replace(pricer, setting=own, prices=prices, parts={}, weighed={})
+
+    def _pricer(self, outline: Setting) -> Pricer | None:
+        if self.model.batch_size % (outline.microbatches * split_size(outline.data)):
+            return None
+        found = candidates_of(self.model, outline, self.strategies, self.pins)
+        if not all(found.values()):
+            return None
+        unique = {id(choices): choices for choices in found.values()}
+        factors = factors_of(outline.mesh, (c for choices in unique.values() for c in choices))
+        alike = {
+            key: tuple(refine_candidate(c, factors) for c in choices)
+            for key, choices in unique.items()
+        }
+        refined = {key: alike[id(choices)] for key, choices in found.items()}
+        setting = refine_setting(outline, factors)
+        prices = replace(self.works.prices, mesh=setting.mesh, known={})
+        args = (self.model, setting, prices, refined, self.state_ratio, self.works)
+        return Pricer(*args, with_params=False)
+
+
+def _sizes(outline: Setting) -> tuple[int, ...]:
+    return (*(size for _, size in outline.mesh.axes), outline.microbatches)
+
+
+def _is_possible(layered: Layered) -> bool:
+    return all(kind.columns.picks for kind in layered.kinds.values())
+
+
+def plain_axes(
+    model: ModelGraph, settings: Collection[Setting], strategies: Sequence[Strategy], pins: Pins
+) -> frozenset[str]:
+    """The axes of the settings' data over which no region splits anything else."""
+    axes = {part.axis for setting in settings for part in setting.data}
+    for setting in settings:
+        for choices in candidates_of(model, setting, strategies, pins).values():
+            for candidate in choices:
+                axes -= {p.axis for dim, split in candidate.splits if dim != "batch" for p in split}
+                axes -= {part.axis for form in candidate.forms for part in form.axes}
+    return frozenset(axes)
+
+
+def candidates_of(
+    model: ModelGraph, setting: Setting, strategies: Sequence[Strategy], pins: Pins
+) -> Mapping[SlotKey, tuple[Candidate, ...]]:
+    """What regions may do on a setting, but for how parameters live."""
+    members = [strategy for strategy in strategies if strategy.tier in TIERS]
+    cache: dict[tuple[object, ...], Candidates] = {}
+    found = {}
+    for path, block in model.instances():
+        for region in block.regions:
+            pinned = pins.of(model.region_paths[path, region.name])
+            key = (id(block), region.name, repr(sorted(pinned.items())) if pins.layers else "")
+            if key not in cache:
+                cache[key] = annotate(block, region, members, setting, pinned)
+            found[path, region.name] = cache[key].choices
+    return found
