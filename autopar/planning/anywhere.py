@@ -242,13 +242,51 @@ class Anywhere:
         """Seconds a microbatch that the slowest stage takes at least: layers don't divide."""
         table, count = self.schedule.table, len(self.layered.kinds)
         if table.chunks > 1:
-            least_s = min(float(self._layer_rows(k)[:, SECONDS].min()) for k in self._every)
-            return max(self._stage_s(self.balanced(least_s), least_s))
+            return self._slowest_of_chunks()
         slowest = np.full(count + 1, np.inf)
         slowest[0] = 0.0
         for seconds in self.spans.seconds:
             slowest = np.min(np.maximum(slowest[:, None], seconds), axis=0)
         return float(slowest[count])
+
+    def _slowest_of_chunks(self) -> float:
+        """The same where a stage has several parts, which differ by one layer at most: of all ways
+        to give stages so many layers the one whose slowest takes least, each by `_stage_at_least`,
+        with memory where all layers are of one kind."""
+        table, count = self.schedule.table, len(self.layered.kinds)
+        least = count // table.parts * table.chunks
+        if len(self._every) > 1:
+            least_s = min(float(self._layer_rows(k)[:, SECONDS].min()) for k in self._every)
+            return max(self._stage_s(self.balanced(least_s), least_s))
+        each = [self._stage_at_least(stage) for stage in range(table.stages)]
+        for slowest in sorted({float(x) for row in each for x in row if np.isfinite(x)}):
+            most = [int((row <= slowest).sum()) - 1 for row in each]
+            if min(most) >= 0 and sum(least + more for more in most) >= count:
+                return slowest
+        return np.inf
+
+    def _stage_at_least(self, stage: int) -> Floats:
+        """Seconds of a microbatch that a stage takes at least, if none, one … of its parts have a
+        layer more than the others (inf: that doesn't fit)."""
+        table, (kind,) = self.schedule.table, self._every
+        rows, base = self._layer_rows(kind), self._base[stage]
+        fewest = len(self.layered.kinds) // table.parts
+        counts = max(self.stages.in_flight[stage], key=sum)
+        free = self.limit_bytes - float(base[RESIDENT] + base[TRANSIENT])
+        free -= float(base[HELD:] @ np.array(counts))
+        sizes = [rows[:, RESIDENT] + rows[:, HELD] * held for held in counts]
+
+        def total(chunks: Sequence[Floats]) -> Floats:
+            each = np.sort([weights.min() for weights in chunks])
+            out: Floats = fewest * each.sum() + np.concatenate([[0.0], np.cumsum(each)])
+            return out
+
+        found = total([rows[:, SECONDS]] * len(sizes)) + self._own_s[stage]
+        pace = float(rows[:, SECONDS].mean() / max(np.mean(sizes), 1.0))
+        for multiplier in (pace * 2.0**k for k in range(-8, 9)):
+            weights = [rows[:, SECONDS] + multiplier * size for size in sizes]
+            found = np.maximum(found, total(weights) + self._own_s[stage] - multiplier * free)
+        return np.where(total(sizes) <= free, found, np.inf)
 
     @property
     def mean_layer_s(self) -> float:

@@ -139,17 +139,18 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
     bounds_s, result = [rest_s], None
     for bound_s, cut in cuts_of:
         low_s = max(tried.bound_s, bound_s)
-        if low_s >= min(best_s, tried.step_s) * (1 - options.gap):
+        worth_s = min(best_s, tried.step_s) * (1 - options.gap)
+        if low_s >= worth_s:
             bounds_s.append(low_s)
             break  # those that follow have no lower bounds
         problem = tried.problem
         if cut is not None:
             problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
         assert problem is not None
-        found = _solved(problem, tried.low, options, min(best_s, tried.step_s))
+        found = _solved(problem, tried.low, options, worth_s, rest_s)
         if isinstance(found, Infeasible):
             fits = not found.impossible and found.short_bytes == 0
-            bounds_s.append(max(low_s, min(best_s, tried.step_s)) if fits else math.inf)
+            bounds_s.append(max(low_s, worth_s) if fits else math.inf)
             result = found if result is None or fits else result
             continue
         bounds_s.append(max(low_s, found.bound_seconds))
@@ -168,15 +169,20 @@ def _cuts(tried: Tried, anywhere: Anywhere) -> tuple[list[tuple[float, Cut | Non
 
 
 def _solved(
-    problem: PlanningProblem, low: Relaxed | None, options: SearchOptions, best_s: float
+    problem: PlanningProblem,
+    low: Relaxed | None,
+    options: SearchOptions,
+    worth_s: float,
+    rest_s: float,
 ) -> Solution | Infeasible:
     return solve(
         problem,
         solver=options.solver,
         gap=options.gap / 2,  # the rest is for what the weights don't see
         time_limit_s=options.time_limit_s,
-        cutoff_s=best_s if math.isfinite(best_s) else None,
+        cutoff_s=worth_s if math.isfinite(worth_s) else None,
         low=low,
+        enough_s=rest_s if math.isfinite(rest_s) else None,
         measure=False,
     )
 
@@ -194,7 +200,7 @@ def _answered(tried: Tried, found: Solution, cut: Cut | None, options: SearchOpt
     return replace(tried, answer=answer, seen=(*tried.seen, slowest.spent))
 
 
-ROUNDS = 4
+ROUNDS = 12
 """How often a setting is solved by weights that are sharper for what was found before."""
 
 
