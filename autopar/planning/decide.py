@@ -212,7 +212,7 @@ def _certificate(found: Found, options: SearchOptions, books: Account) -> Certif
     step_s, objective_s = books.predicted.step_s, found.answer.solution.seconds
     bound_s = min(found.bound_s, step_s)
     solved = sum(seen.solved for seen in found.tried)
-    every = sum(seen.settings for seen in found.tried)
+    every = len(found.tried)
     return Certificate(
         solver=options.solver,
         objective_s=objective_s,

@@ -93,9 +93,8 @@ def solve(
     slower, the answer is Infeasible with `short_bytes` 0. `time_limit_s`, for each run of the
     solver, may leave a wider gap, or where nothing was found the choice with the least memory;
     without it, the same problem has the same answer. `low`: the problem's relaxation, where it is
-    known. `enough_s`: a better bound is of no use, so where the relaxation's is no lower, an answer
-    within half a per cent of it is taken. Not `measure`: a shortage may be said to be `at_least` so
-    many.
+    known. `enough_s`: a better bound is of no use, so where the relaxation's is no lower, the best
+    of a few choices is taken. Not `measure`: a shortage may be said to be `at_least` so many.
 
     `bound_seconds` and `short_bytes` are exact up to the solvers' arithmetic (1e-9, relative).
     Errors: AutoparError for an unknown solver, and where the time limit leaves neither a choice
@@ -106,10 +105,8 @@ def solve(
     low = low or relaxed(problem, solver)
     if cutoff_s is not None and cutoff_s <= low.bound_s < math.inf:
         return Infeasible(0)
-    close_s = -math.inf
-    if enough_s is not None and low.bound_s >= enough_s:
-        close_s = low.bound_s * (1 + CLOSE)
-    found = _sifted(task, low, close_s)
+    proves = enough_s is None or low.bound_s < enough_s
+    found = _sifted(task, low, proves)
     if found == math.inf and not measure and low.feasible and cutoff_s is not None:
         return Infeasible(0)  # of what may fit nothing is faster
     if found == math.inf and not measure:
@@ -135,15 +132,15 @@ FIRST, WIDER = 1e-6, 16.0
 """The first width of the sieve, in the bound: little more than what the relaxation mixes; and how
 it grows."""
 CLOSE = 5e-3
-"""How far above the relaxation an answer may lie whose proof is of no use."""
+"""So far above the relaxation's bound an answer may lie that needs no proof, at once."""
 SMALL = 400
 """Choices of all slots together for which a sieve isn't worth its rounds."""
 
 
-def _sifted(task: _Task, low: Relaxed, close_s: float) -> Solution | Infeasible | float:
+def _sifted(task: _Task, low: Relaxed, proves: bool) -> Solution | Infeasible | float:
     """The best choice that fits, or else the bound, from choices that lie close to the relaxation's
-    bound: a better one than what they give has no choice outside, once they reach so far. One that
-    takes `close_s` at most is taken at once."""
+    bound: a better one than what they give has no choice outside, once they reach so far. Without
+    need of proof (not `proves`) it needn't."""
     if not low.feasible:
         return math.inf
     reach_s = math.inf if task.cutoff_s is None else task.cutoff_s - low.bound_s
@@ -161,7 +158,7 @@ def _sifted(task: _Task, low: Relaxed, close_s: float) -> Solution | Infeasible 
         bound_s = max(bound_s, low.bound_s)
         over_s = found.seconds - low.bound_s if found else math.inf
         enough = whole or over_s <= width_s  # what lies outside can't be better
-        enough |= over_s <= close_s - low.bound_s
+        enough |= not proves and (over_s <= CLOSE * low.bound_s or width_s > FIRST * low.bound_s)
         if found and (enough or found.seconds - bound_s <= task.gap * found.seconds):
             return replace(found, bound_seconds=min(bound_s, found.seconds))
         if whole:

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,13 +34,12 @@ from autopar.text import size
 class Seen:
     """A setting that the search is done with: no program of it is faster than `bound_s`, the best
     that was found takes `step_s` (inf: none); with no answer, why (None: it can't be faster than
-    the plan). `settings`: how many it stands for, of which nothing was priced (else 1)."""
+    the plan)."""
 
     asked: Setting
     bound_s: float
     step_s: float = math.inf
     result: Infeasible | None = None
-    settings: int = 1
 
     @property
     def solved(self) -> bool:
@@ -70,8 +70,16 @@ def search(space: Space, watch: Watch = unwatched) -> Found:
     state = _State(space)
     for one in space.settings():
         state.add(one)
+    end_s = math.inf
+    if space.options.time_limit_s is not None:
+        end_s = time.monotonic() + space.options.time_limit_s
     while state.queue:
-        state.look_at_next(watch)
+        if time.monotonic() <= end_s:
+            state.look_at_next(watch)
+        elif state.best is None:
+            state.hurry(watch)
+        else:
+            state.give_up()
     if not state.tried:
         raise _nothing_legal(space.cluster, space.pins, state.dropped)
     best = state.best
@@ -155,6 +163,29 @@ class _State:
         else:
             self._settle(one)
 
+    def hurry(self, watch: Watch) -> None:
+        """The time is over, with no answer yet: what is relaxed is solved first."""
+        ready = [
+            (bound_s, place, entry[3])
+            for entry in self.queue
+            for bound_s, place in [(entry[0], entry[2])]
+            if isinstance(entry[3], Tried) and entry[3].is_relaxed
+        ]
+        if not ready:
+            self.look_at_next(watch)
+            return
+        _, _, first = min(ready, key=lambda one: one[:2])
+        self.queue = [entry for entry in self.queue if entry[3] is not first]
+        heapq.heapify(self.queue)
+        self.waiting -= 1
+        self._settle(first)
+
+    def give_up(self) -> None:
+        """The time is over: what is left keeps its bound."""
+        for bound_s, _, _, one in sorted(self.queue, key=lambda entry: entry[:3]):
+            self._done(one, bound_s)
+        self.queue.clear()
+
     def _relax(self, one: Tried) -> None:
         more = relax(one if one.seen or self.guess is None else one.by(self.guess), self.options)
         if isinstance(more, Dropped):
@@ -162,7 +193,7 @@ class _State:
         elif more.result is not None:
             self._done(more, more.bound_s)
         else:
-            self.space.learn(more.outer.asked, work_of(more))
+            self.space.confirm(more.outer.asked, work_of(more))
             self.add(more)
 
     def _settle(self, one: Tried) -> None:
@@ -178,14 +209,14 @@ class _State:
 
     def _done(self, one: Unopened | Tried, bound_s: float) -> None:
         if isinstance(one, Unopened):
-            self.tried.append(Seen(one.asked, bound_s, settings=len(one.scheduled)))
+            self.tried.extend(Seen(setting, bound_s) for setting in one.scheduled)
             return
         self.tried.append(Seen(one.outer.asked, bound_s, one.step_s, one.result))
         self.unfit = [*self.unfit, one] if self.best is None else []
 
     def _tell(self, watch: Watch, bound_s: float) -> None:
         solved = sum(seen.solved for seen in self.tried)
-        done = sum(seen.settings for seen in self.tried)
+        done = len(self.tried)
         every = done + self.waiting + len(self.dropped)
         best_s = self.best_s if self.best else None
         watch(Progress(every, len(self.dropped), done - solved, solved, best_s, bound_s))

@@ -136,6 +136,13 @@ class Space:
         step = (work[0] * setting.microbatches, work[1])
         self.known.setdefault(setting.mesh, []).append((setting.microbatches, step))
 
+    def confirm(self, setting: Setting, work: LeastWork) -> None:
+        """Learns it of a relaxed setting. Errors: as `_check`, by what its outline said."""
+        least_s = self.outlines.least_s(setting)
+        if work[0] < least_s * (1 - ROUNDING):
+            raise _not_subadditive(setting, work[0], least_s)
+        self.learn(setting, work)
+
     def _check(self, setting: Setting, work: LeastWork) -> None:
         """Errors: AutoparError where the same by the same weights says that prices aren't so."""
         step_s = work[0] * setting.microbatches
@@ -144,12 +151,7 @@ class Space:
             s for fewer, s in self.opened.get(setting.mesh, ()) if fewer < setting.microbatches
         ]
         if step_s < max(shares) * (1 - ROUNDING):
-            raise AutoparError(
-                f"the cost models price the ops of {setting.mesh} with {setting.microbatches} "
-                f"microbatches at {step_s:.6g} s a step, less than their share of the whole batch "
-                f"or of larger microbatches ({max(shares):.6g} s): a part of an op must cost at "
-                "least its share of the whole"
-            )
+            raise _not_subadditive(setting, step_s, max(shares))
         self.opened.setdefault(setting.mesh, []).append((setting.microbatches, step_s))
 
     def open(self, unopened: Unopened) -> Iterator[Tried | Dropped]:
@@ -203,6 +205,14 @@ class Space:
             *(self.options.state_ratio, self.works),
         )
         return pricer, least_work(pricer)
+
+
+def _not_subadditive(setting: Setting, cost_s: float, least_s: float) -> AutoparError:
+    return AutoparError(
+        f"the cost models price the ops of {setting.mesh} with {setting.microbatches} microbatches "
+        f"at {cost_s:.6g} s, less than their share of the whole batch or of larger microbatches "
+        f"({least_s:.6g} s): a part of an op must cost at least its share of the whole"
+    )
 
 
 def stages_in(setting: Setting) -> int:

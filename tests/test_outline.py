@@ -1,0 +1,149 @@
+"""Outlines: settings without data parallelism and parameters, whose bounds hold for all."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from clusters import cluster
+from models import Job, gpt2, llama
+from moe import grouped
+from test_space import OPTIONS
+
+import autopar
+from autopar.capture import capture
+from autopar.cluster import ClusterSpec, resolve_cluster
+from autopar.graph.analyse import analyse
+from autopar.layouts.stages import make_cut
+from autopar.planning.outer import Dropped
+from autopar.planning.pins import read_pins
+from autopar.planning.relaxed import relaxed
+from autopar.planning.space import Space, Unopened, space_of
+from autopar.planning.stage_price import StagePricer
+from autopar.planning.tried import Tried, relax, settle
+from autopar.registry import select_cost_models, select_strategies
+
+JOBS: dict[str, Callable[[], Job]] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "mixtral": lambda: grouped("mixtral"),
+}
+SPECS = {"in sequence": resolve_cluster(cluster()), "beside": resolve_cluster("h100:4")}
+TIGHT_BYTES = {"gpt2": 500_000, "llama": 300_000, "mixtral": 300_000}
+"""So little that something must run again or be sharded in most settings; overheads come on top."""
+
+
+def space(job: Job, spec: ClusterSpec, limit_bytes: int = OPTIONS.limit_bytes) -> Space:
+    graph = analyse(capture(job.model, job.batch, job.loss))
+    strategies, models = select_strategies(), select_cost_models()
+    options = replace(OPTIONS, limit_bytes=limit_bytes)
+    return space_of(graph, spec, strategies, models, read_pins(None, (), strategies), options)
+
+
+def outlined(found: Space, unopened: Unopened) -> Iterator[Unopened]:
+    """What becomes of a setting before it is opened: one for each schedule."""
+    todo = [unopened]
+    while todo:
+        one = todo.pop()
+        if one.is_outlined:
+            yield one
+        else:
+            todo.extend(found.outline(one))
+
+
+@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", JOBS)
+def test_no_outline_is_above_what_comes_of_the_setting(name: str, spec: str, tight: bool) -> None:
+    """Neither its relaxation nor, for every third, the best program that a solver finds."""
+    resolved = SPECS[spec]
+    found = space(JOBS[name](), resolved)
+    if tight:
+        overhead = found.works.prices.overhead_bytes()
+        found = space(JOBS[name](), resolved, overhead + TIGHT_BYTES[name])
+    opened = sharper = full = 0
+    for unopened in found.settings():
+        if isinstance(unopened, Dropped):
+            continue
+        before_s = found.bound_s(unopened)
+        for one in outlined(found, unopened):
+            sharper += one.bound_s > before_s * (1 + 1e-6)
+            for tried in found.open(one):
+                if not isinstance(tried, Tried):
+                    continue
+                more = relax(tried, found.options)
+                if isinstance(more, Dropped):
+                    continue
+                assert one.bound_s <= more.bound_s * (1 + 1e-9), one.scheduled
+                opened += 1
+                full += more.result is not None
+                if opened % 3 == 0 and more.result is None:
+                    done = settle(more, found.options, float("inf"))
+                    assert one.bound_s <= done.step_s * (1 + 1e-9), one.scheduled
+    assert opened > 20 and sharper > 10
+    assert bool(full) == tight
+
+
+def test_axes_that_split_nothing_but_samples_are_plain() -> None:
+    """ep splits experts as well."""
+    spec = resolve_cluster(cluster())
+    assert space(gpt2(), spec).outlines.plain == {"dp", "ep"}
+    assert space(grouped("mixtral"), spec).outlines.plain == {"dp"}
+
+
+def test_outlines_are_shared() -> None:
+    """4 data ranks with 2 microbatches each run what 2 with 4 do, in any number of stages."""
+    found = space(gpt2(layers=4), resolve_cluster(cluster()))
+    alike: dict[object, set[tuple[int, int]]] = {}
+    for unopened in found.settings():
+        if isinstance(unopened, Unopened):
+            asked = unopened.asked
+            sizes = (asked.mesh.size("pp"), asked.mesh.size("dp"))
+            alike.setdefault(found.outlines.of(asked), set()).add(sizes)
+    assert max(map(len, alike.values())) >= 3
+
+
+@pytest.mark.parametrize("limit", [OPTIONS.limit_bytes, 0])
+def test_no_cut_into_several_parts_a_stage_is_below_the_bound(limit: int) -> None:
+    """Over all cuts whose parts differ by one layer at most; `balanced` is the best of them."""
+    found = space(gpt2(layers=6), resolve_cluster(cluster()))
+    if not limit:
+        limit = found.works.prices.overhead_bytes() + 2_200_000
+        found = space(gpt2(layers=6), resolve_cluster(cluster()), limit)
+    looked_at = 0
+    for unopened in found.settings():
+        chunked = [
+            setting
+            for setting in (unopened.scheduled if isinstance(unopened, Unopened) else ())
+            if setting.schedule is not None and setting.schedule.table.chunks == 2
+        ]
+        if not chunked or chunked[0].mesh.size("pp") != 2 or not isinstance(unopened, Unopened):
+            continue
+        for tried in found.open(replace(unopened, scheduled=(chunked[0],))):
+            if not isinstance(tried, Tried):
+                continue
+            more = relax(tried, found.options)
+            if isinstance(more, Dropped) or more.anywhere is None or more.result is not None:
+                continue
+            skeleton = tried.layered.pricer.model.skeleton
+            each = {}
+            for counts in itertools.product((1, 2), repeat=4):
+                if sum(counts) == 6:
+                    pricer = StagePricer(tried.layered, make_cut(skeleton, counts))
+                    each[counts] = relaxed(pricer.problem(limit), "highs").bound_s
+            assert more.bound_s <= min(each.values()) * (1 + 1e-9)
+            chosen = more.anywhere.balanced(more.anywhere.mean_layer_s)
+            assert each[chosen] <= min(each.values()) * 1.02
+            looked_at += 1
+    assert looked_at >= 4
+
+
+def test_a_time_limit_returns_the_best_plan_so_far_with_its_gap() -> None:
+    job = gpt2()
+    whole = autopar.compile(job.model, "h100:8", job.batch, progress=False).plan.certificate
+    short = autopar.compile(job.model, "h100:8", job.batch, progress=False, time_limit_s=0.2)
+    certificate = short.plan.certificate
+    assert certificate.candidates == whole.candidates
+    assert certificate.solved < whole.solved or certificate.gap > whole.gap
+    assert certificate.bound_s <= whole.bound_s * (1 + 1e-9)
+    assert short.plan.predicted.step_s * (1 - certificate.gap) == pytest.approx(certificate.bound_s)
