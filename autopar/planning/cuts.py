@@ -90,7 +90,7 @@ def cuts(anywhere: Anywhere) -> tuple[Cut, ...]:
     fastest parts together), and, if it is another, the one whose fullest part is smallest. Of
     several parts a stage: the one whose slowest stage is fastest if all layers take the same."""
     skeleton = anywhere.layered.pricer.model.skeleton
-    if anywhere.schedule.table.chunks > 1:
+    if anywhere.schedule.table.chunks > 1 and not anywhere.layered.inside_groups:
         return (make_cut(skeleton, anywhere.balanced(anywhere.mean_layer_s)),)
     found, spans = [], anywhere.spans
     for costs in (spans.seconds, spans.over_bytes):

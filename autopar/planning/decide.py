@@ -279,4 +279,6 @@ def _alternative(seen: Seen) -> Alternative:
         about = "at least " if result.at_least else ""
         why = f"short by {about}{result.short_bytes:,} bytes of memory"
         return Alternative(*where, None, None, why)
-    return Alternative(*where, None, bound_s, f"at least {seen.bound_s:.6g} s a step")
+    if bound_s is None:
+        return Alternative(*where, None, None, "its activations alone don't fit into memory")
+    return Alternative(*where, None, bound_s, f"at least {bound_s:.6g} s a step")

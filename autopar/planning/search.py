@@ -148,16 +148,21 @@ class _State:
             now_s = self.space.bound_s(one)
         else:
             now_s = one.bound_s if one.is_relaxed else self.space.sharpened_s(one)
-        if now_s >= self.worth_s:
+        if now_s == math.inf and self.best is None and isinstance(one, Unopened):
+            # Nothing is left that may fit: each says by how much it doesn't.
+            self._look_closer(replace(one, bound_s=0.0, is_outlined=True))
+        elif now_s >= self.worth_s:
             self._done(one, now_s)
         elif now_s > bound_s * (1 + ROUNDING):
             self.add(one if isinstance(one, Unopened) else replace(one, bound_s=now_s))
-        elif isinstance(one, Unopened) and not one.is_outlined:
-            for outlined in self.space.outline(one):
-                self.add(outlined)
-        elif isinstance(one, Unopened):
-            for opened in self.space.open(one):
-                self.add(opened)
+        else:
+            self._look_closer(one)
+
+    def _look_closer(self, one: Unopened | Tried) -> None:
+        """The next step on its way."""
+        if isinstance(one, Unopened):
+            for more in self.space.open(one) if one.is_outlined else self.space.outline(one):
+                self.add(more)
         elif not one.is_relaxed:
             self._relax(one)
         else:
