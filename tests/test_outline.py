@@ -17,10 +17,12 @@ from autopar.graph.analyse import analyse
 from autopar.layouts.stages import make_cut
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import read_pins
+from autopar.planning.price import Pricer
 from autopar.planning.relaxed import relaxed
 from autopar.planning.space import Space, Unopened, space_of
 from autopar.planning.stage_price import StagePricer
-from autopar.planning.tried import Tried, relax, settle
+from autopar.planning.tried import Tried, relax, settle, work_of
+from autopar.planning.weights import WINDOWS, Weights
 from autopar.registry import select_cost_models, select_strategies
 
 JOBS: dict[str, Callable[[], Job]] = {
@@ -82,6 +84,30 @@ def test_no_outline_is_above_what_comes_of_the_setting(name: str, spec: str, tig
                     assert one.bound_s <= done.step_s * (1 + 1e-9), one.scheduled
     assert opened > 20 and sharper > 10
     assert bool(full) == tight
+
+
+def test_by_other_weights_a_setting_may_take_less_than_its_outline() -> None:
+    """Each is a bound; only by the same weights does less say that prices aren't subadditive."""
+    found = space(gpt2(), SPECS["beside"])
+    unopened = next(one for one in found.settings() if isinstance(one, Unopened))
+    (one,) = outlined(found, unopened)
+    (tried,) = found.open(one)
+    assert isinstance(tried, Tried)
+    lighter = Weights(tuple((0.9, 0.0, 0.0) for _ in WINDOWS))
+    less = relax(tried.by(lighter), found.options)
+    assert isinstance(less, Tried)
+    assert work_of(less)[0] < found.outlines.least_s(less.outer.asked)
+    found.confirm(less)
+    same = replace(less, layered=replace(less.layered, pricer=_called(less, tried)))
+    with pytest.raises(autopar.AutoparError, match="a part of an op must cost at least its share"):
+        found.confirm(same)
+
+
+def _called(less: Tried, as_other: Tried) -> Pricer:
+    """The lighter prices under the others' name."""
+    pricer = less.layered.pricer
+    weights = as_other.layered.pricer.prices.weights
+    return replace(pricer, prices=replace(pricer.prices, weights=weights))
 
 
 def test_axes_that_split_nothing_but_samples_are_plain() -> None:

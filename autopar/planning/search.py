@@ -23,7 +23,6 @@ from autopar.planning.tried import (
     settle,
     sharper,
     shortage,
-    work_of,
 )
 from autopar.planning.watch import Progress, Watch, unwatched
 from autopar.planning.weights import Weights
@@ -198,7 +197,7 @@ class _State:
         elif more.result is not None:
             self._done(more, more.bound_s)
         else:
-            self.space.confirm(more.outer.asked, work_of(more))
+            self.space.confirm(more)
             self.add(more)
 
     def _settle(self, one: Tried) -> None:

@@ -32,7 +32,7 @@ from autopar.planning.prices import Prices
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
 from autopar.planning.stage_price import LeastWork, least_work, schedule_bound
-from autopar.planning.tried import SearchOptions, Tried
+from autopar.planning.tried import SearchOptions, Tried, work_of
 from autopar.planning.weights import beside, first_guess
 from autopar.planning.works import Works, least_factor
 from autopar.plugin import CostModel, Refusal, Strategy
@@ -136,10 +136,13 @@ class Space:
         step = (work[0] * setting.microbatches, work[1])
         self.known.setdefault(setting.mesh, []).append((setting.microbatches, step))
 
-    def confirm(self, setting: Setting, work: LeastWork) -> None:
-        """Learns it of a relaxed setting. Errors: as `_check`, by what its outline said."""
+    def confirm(self, tried: Tried) -> None:
+        """Learns what a relaxed setting takes. Errors: as `_check`, by what its outline said, where
+        it counts by the same weights."""
+        setting, work = tried.outer.asked, work_of(tried)
         least_s = self.outlines.least_s(setting)
-        if work[0] < least_s * (1 - ROUNDING):
+        alike = tried.layered.pricer.prices.weights == self.works.prices.weights
+        if alike and work[0] < least_s * (1 - ROUNDING):
             raise _not_subadditive(setting, work[0], least_s)
         self.learn(setting, work)
 
