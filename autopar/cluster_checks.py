@@ -19,6 +19,7 @@ def checked(spec: ClusterSpec) -> ClusterSpec:
     device = spec.device
     text("device.name", device.name)
     text("device.backend", device.backend)
+    text("source", spec.source)
     positive("devices", spec.devices, whole=True)
     positive("device.memory_bytes", device.memory_bytes, whole=True)
     positive("device.memory_bytes_per_s", device.memory_bytes_per_s)

@@ -297,3 +297,10 @@ def test_names_are_text(key: str) -> None:
     described["device"][key] = ["gloo"]
     with pytest.raises(AutoparError, match=rf"device.{key} must be text, not \['gloo'\]"):
         resolve_cluster(described)
+
+
+@pytest.mark.parametrize("value", [[], ["mine"], {}, None, 1])
+def test_a_source_is_text(value: object) -> None:
+    described = describe_cluster(resolve_cluster("cpu:4")) | {"source": value}
+    with pytest.raises(AutoparError, match="source must be text"):
+        resolve_cluster(described)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from clusters import cluster
-from models import Job, gpt2, llama
+from models import Job, classifier, gpt2, llama
 from moe import grouped
 from test_space import OPTIONS
+from wide_ffn import WideFfn
 
 import autopar
 from autopar.capture import capture
@@ -23,6 +24,7 @@ from autopar.planning.space import Space, Unopened, space_of
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Tried, relax, settle, work_of
 from autopar.planning.weights import WINDOWS, Weights
+from autopar.plugin import Strategy
 from autopar.registry import select_cost_models, select_strategies
 
 JOBS: dict[str, Callable[[], Job]] = {
@@ -35,9 +37,14 @@ TIGHT_BYTES = {"gpt2": 500_000, "llama": 300_000, "mixtral": 300_000}
 """So little that something must run again or be sharded in most settings; overheads come on top."""
 
 
-def space(job: Job, spec: ClusterSpec, limit_bytes: int = OPTIONS.limit_bytes) -> Space:
+def space(
+    job: Job,
+    spec: ClusterSpec,
+    limit_bytes: int = OPTIONS.limit_bytes,
+    more: tuple[Strategy, ...] = (),
+) -> Space:
     graph = analyse(capture(job.model, job.batch, job.loss))
-    strategies, models = select_strategies(), select_cost_models()
+    strategies, models = (*select_strategies(), *more), select_cost_models()
     options = replace(OPTIONS, limit_bytes=limit_bytes)
     return space_of(graph, spec, strategies, models, read_pins(None, (), strategies), options)
 
@@ -111,10 +118,12 @@ def _called(less: Tried, as_other: Tried) -> Pricer:
 
 
 def test_axes_that_split_nothing_but_samples_are_plain() -> None:
-    """ep splits experts as well."""
+    """ep splits experts as well; a stranger's strategy may want dp for weights."""
     spec = resolve_cluster(cluster())
     assert space(gpt2(), spec).outlines.plain == {"dp", "ep"}
     assert space(grouped("mixtral"), spec).outlines.plain == {"dp"}
+    assert space(classifier(), spec).outlines.plain == {"dp", "ep"}
+    assert space(classifier(), spec, more=(WideFfn(),)).outlines.plain == {"ep"}
 
 
 def test_outlines_are_shared() -> None:

@@ -1,14 +1,16 @@
 """The outline of a setting: the same without data parallelism and without what its parameters cost.
 
-An axis is *plain* if regions split nothing but samples over it. Ranks along it do what as many more
-microbatches do, so in an outline they are microbatches; parameters are left out: their gathers and
-reductions, their optimizer, their bytes. What is left is part of what every program of the setting
-pays. Many settings share an outline: it is priced once for all of them, and what its layers take
-at least with a setting's schedule and memory is a bound before the setting is opened.
+An axis is *plain* if regions split nothing but samples over it, and may do all else without it.
+Ranks along it do what as many more microbatches do, so in an outline they are microbatches;
+parameters are left out: their gathers and reductions, their optimizer, their bytes. What is left is
+part of what every program of the setting pays. Many settings share an outline: it is priced once
+for all of them, and what its layers take at least with a setting's schedule and memory is a bound
+before the setting is opened.
 """
 
+import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,6 +23,7 @@ from autopar.mesh import Mesh, split_size
 from autopar.planning.annotate import Candidates, annotate
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.layered import Layered
+from autopar.planning.meshes import axes_in_order
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
@@ -58,10 +61,7 @@ class Outlines:
 
     def of(self, setting: Setting) -> Setting:
         """A setting's outline: plain axes, and that of the layers, have size 1."""
-        gone = {*self.plain, self.layers}
-        mesh = Mesh(tuple((a, 1 if a in gone else size) for a, size in setting.mesh.axes))
-        data = tuple(part for part in setting.data if part.axis not in self.plain)
-        return Setting(mesh, data, setting.microbatches * self._plain_size(setting))
+        return _without(setting, {*self.plain, self.layers})
 
     def _plain_size(self, setting: Setting) -> int:
         return split_size(tuple(part for part in setting.data if part.axis in self.plain))
@@ -140,16 +140,49 @@ def _is_possible(layered: Layered) -> bool:
 
 
 def plain_axes(
-    model: ModelGraph, settings: Collection[Setting], strategies: Sequence[Strategy], pins: Pins
+    model: ModelGraph, strategies: Sequence[Strategy], pins: Pins, size: int
 ) -> frozenset[str]:
-    """The axes of the settings' data over which no region splits anything else."""
-    axes = {part.axis for setting in settings for part in setting.data}
-    for setting in settings:
-        for choices in candidates_of(model, setting, strategies, pins).values():
-            for candidate in choices:
-                axes -= {p.axis for dim, split in candidate.splits if dim != "batch" for p in split}
-                axes -= {part.axis for form in candidate.forms for part in form.axes}
-    return frozenset(axes)
+    """The axes over which regions split samples and nothing else, and whose absence forbids no
+    region anything: tried alone, with each other axis, and with all, each of this size."""
+    axes = axes_in_order(strategies) if size > 1 else ()
+    found = {axis.name for axis in axes if axis.splits_batch}
+    others = [(), tuple(axes), *((axis,) for axis in axes)]
+    for name, more in itertools.product(sorted(found), others):
+        present = {name, *(axis.name for axis in more if not axis.splits_layers)}
+        mesh = Mesh(tuple((axis.name, size if axis.name in present else 1) for axis in axes))
+        data = tuple(mesh.part(a.name) for a in axes if a.splits_batch and a.name in present)
+        setting = Setting(mesh, data, 1)
+        if name in found and model.batch_size % split_size(data) == 0:
+            without = _without(setting, {name})
+            seen = candidates_of(model, setting, strategies, pins)
+            left = candidates_of(model, without, strategies, pins)
+            if not all(_is_plain(name, seen[key], left[key]) for key in seen):
+                found.discard(name)
+    return frozenset(found)
+
+
+def _is_plain(axis: str, seen: Iterable[Candidate], left: Iterable[Candidate]) -> bool:
+    """Whether all that a region may do it may do without the axis as well, but for samples."""
+    without = {(c.splits, c.forms, c.recompute) for c in left}
+    for candidate in seen:
+        splits = []
+        for dim, split in candidate.splits:
+            kept = tuple(part for part in split if part.axis != axis)
+            if kept != split and dim != "batch":
+                return False
+            splits += [(dim, kept)] if kept else []
+        if (tuple(splits), candidate.forms, candidate.recompute) not in without:
+            return False
+    return True
+
+
+def _without(setting: Setting, axes: Collection[str | None]) -> Setting:
+    """The setting with these axes at size 1, and as many more microbatches as they split samples
+    into."""
+    mesh = Mesh(tuple((a, 1 if a in axes else size) for a, size in setting.mesh.axes))
+    gone = tuple(part for part in setting.data if part.axis in axes)
+    data = tuple(part for part in setting.data if part.axis not in axes)
+    return Setting(mesh, data, setting.microbatches * split_size(gone))
 
 
 def candidates_of(

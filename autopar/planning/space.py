@@ -244,18 +244,7 @@ def space_of(
     inseparable = why_inseparable(model)
     prices = Prices(cost_models, Mesh(()), cluster, first_guess(beside(cost_models).rows(cluster)))
     works = Works(prices)
-    probes = tuple(_of_each_axis(strategies, cluster))
-    plain = plain_axes(model, probes, strategies, pins)
+    plain = plain_axes(model, strategies, pins, least_factor(cluster.devices))
     outlines = Outlines(model, strategies, pins, works, options.state_ratio, plain)
     args = (model, cluster, strategies, cost_models, pins, options, inseparable, works, outlines)
     return replace(Space(*args), whole_s=Space(*args).whole_work_s())
-
-
-def _of_each_axis(strategies: Sequence[Strategy], cluster: ClusterSpec) -> Iterator[Setting]:
-    """A setting for each axis that splits the batch, which nothing else does."""
-    size = least_factor(cluster.devices)
-    axes = axes_in_order(strategies)
-    for axis in axes if size > 1 else ():
-        if axis.splits_batch:
-            mesh = Mesh(tuple((a.name, size if a is axis else 1) for a in axes))
-            yield Setting(mesh, (mesh.part(axis.name),), 1)
