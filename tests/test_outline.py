@@ -22,7 +22,7 @@ from autopar.planning.price import Pricer
 from autopar.planning.relaxed import relaxed
 from autopar.planning.space import Space, Unopened, space_of
 from autopar.planning.stage_price import StagePricer
-from autopar.planning.tried import Tried, relax, settle, work_of
+from autopar.planning.tried import Tried, least_of, relax, settle
 from autopar.planning.weights import WINDOWS, Weights
 from autopar.plugin import Strategy
 from autopar.registry import select_cost_models, select_strategies
@@ -103,7 +103,7 @@ def test_by_other_weights_a_setting_may_take_less_than_its_outline() -> None:
     lighter = Weights(tuple((0.9, 0.0, 0.0) for _ in WINDOWS))
     less = relax(tried.by(lighter), found.options)
     assert isinstance(less, Tried)
-    assert work_of(less)[0] < found.outlines.least_s(less.outer.asked)
+    assert least_of(less.layered)[0] < found.outlines.least_s(less.outer.asked)
     found.confirm(less)
     same = replace(less, layered=replace(less.layered, pricer=_called(less, tried)))
     with pytest.raises(autopar.AutoparError, match="a part of an op must cost at least its share"):

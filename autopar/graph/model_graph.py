@@ -19,7 +19,6 @@ STREAM = "stream"
 
 
 @hashed_once
-@hashed_once
 @dataclass(frozen=True)
 class Value:
     """A tensor in a block: its dims, element size, and whether it carries a gradient."""

@@ -6,7 +6,7 @@ stages send each other counts for what it costs at least.
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,6 +42,8 @@ from autopar.planning.schedules import spread, stages_of
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
+FACTORS = tuple(2.0**k for k in range(-8, 9))
+"""Multipliers of memory that are tried, in mean seconds a byte."""
 
 
 def even_counts(layers: int, parts: int) -> list[int]:
@@ -102,7 +104,7 @@ class Anywhere:
         for kind in self.layered.kinds.values():
             kinds.setdefault(id(kind), []).append(kind)
         for k, same in enumerate(kinds.values()):
-            rows = self._layer_rows(same[0])
+            rows = self._rows[id(same[0])]
             options = tuple(
                 {part % self.schedule.table.stages: self._on(rows, part)}
                 for part in range(self.schedule.table.parts)
@@ -211,8 +213,18 @@ class Anywhere:
 
     # ------------------------------------------------------------ layers
 
+    @cached_property
+    def _rows(self) -> Mapping[int, Floats]:
+        """By kind (its id): seconds, step seconds, resident, transient and held bytes of each
+        column."""
+        return {id(kind): self._layer_rows(kind) for kind in self._every}
+
+    @cached_property
+    def _least_s(self) -> Mapping[int, float]:
+        """By kind (its id), seconds of a microbatch of its fastest column."""
+        return {key: float(rows[:, SECONDS].min()) for key, rows in self._rows.items()}
+
     def _layer_rows(self, kind: Kind) -> Floats:
-        """Seconds, step seconds, resident, transient and held bytes of each column."""
         costs = kind.columns.costs
         order = [columns.EACH_S, columns.ONCE_S, columns.RESIDENT, columns.TRANSIENT, columns.HELD]
         rows = costs[:, order].copy()
@@ -256,7 +268,7 @@ class Anywhere:
         table, count = self.schedule.table, len(self.layered.kinds)
         least = count // table.parts * table.chunks
         if len(self._every) > 1:
-            least_s = min(float(self._layer_rows(k)[:, SECONDS].min()) for k in self._every)
+            least_s = min(self._least_s.values())
             return max(self._stage_s(self.balanced(least_s), least_s))
         each = [self._stage_at_least(stage) for stage in range(table.stages)]
         for slowest in sorted({float(x) for row in each for x in row if np.isfinite(x)}):
@@ -269,7 +281,7 @@ class Anywhere:
         """Seconds of a microbatch that a stage takes at least, if none, one … of its parts have a
         layer more than the others (inf: that doesn't fit)."""
         table, (kind,) = self.schedule.table, self._every
-        rows, base = self._layer_rows(kind), self._base[stage]
+        rows, base = self._rows[id(kind)], self._base[stage]
         fewest = len(self.layered.kinds) // table.parts
         counts = max(self.stages.in_flight[stage], key=sum)
         free = self.limit_bytes - float(base[RESIDENT] + base[TRANSIENT])
@@ -283,7 +295,7 @@ class Anywhere:
 
         found = total([rows[:, SECONDS]] * len(sizes)) + self._own_s[stage]
         pace = float(rows[:, SECONDS].mean() / max(np.mean(sizes), 1.0))
-        for multiplier in (pace * 2.0**k for k in range(-8, 9)):
+        for multiplier in (pace * factor for factor in FACTORS):
             weights = [rows[:, SECONDS] + multiplier * size for size in sizes]
             found = np.maximum(found, total(weights) + self._own_s[stage] - multiplier * free)
         return np.where(total(sizes) <= free, found, np.inf)
@@ -291,10 +303,8 @@ class Anywhere:
     @property
     def mean_layer_s(self) -> float:
         """Seconds of a microbatch of a layer, if each takes what its fastest choice does."""
-        least = {id(k): float(self._layer_rows(k)[:, SECONDS].min()) for k in self._every}
-        return sum(least[id(kind)] for kind in self.layered.kinds.values()) / len(
-            self.layered.kinds
-        )
+        kinds = self.layered.kinds.values()
+        return sum(self._least_s[id(kind)] for kind in kinds) / len(kinds)
 
     def balanced(self, layer_s: float) -> tuple[int, ...]:
         """How many layers each part has, if each takes so long, where the slowest stage is fastest
@@ -349,7 +359,7 @@ class Anywhere:
         """Of one part, by its first layer and the one after its last: the most seconds that some
         multiplier of memory proves, the least once a step, and the least bytes over the limit."""
         counts = np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0)
-        rows = {id(kind): self._on(self._layer_rows(kind), part) for kind in self._every}
+        rows = {key: self._on(one, part) for key, one in self._rows.items()}
         order = [id(kind) for kind in self.layered.kinds.values()]
         free = self.limit_bytes - float(_bytes(base[None], counts)[0])
         # What is needed for a moment is the layers' or the skeleton's: the larger one counts.
@@ -369,7 +379,7 @@ class Anywhere:
             for costs in rows.values()
         )
         best = np.zeros((len(order) + 1, len(order) + 1))
-        for multiplier in (0.0, *(pace * 2.0**k for k in range(-8, 9))):
+        for multiplier in (0.0, *(pace * factor for factor in FACTORS)):
 
             def weigh(costs: Floats, multiplier: float = multiplier) -> float:
                 return float((costs[:, SECONDS] + multiplier * _bytes(costs, counts)).min())

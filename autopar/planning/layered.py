@@ -28,6 +28,11 @@ class Layered:
         """The kind of every layer."""
         return Kinds(self.pricer).by_path()
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether every layer has some combination of its regions' choices."""
+        return all(kind.columns.picks for kind in self.kinds.values())
+
     @cached_property
     def skeleton(self) -> tuple[SlotKey, ...]:
         """The skeleton's regions."""

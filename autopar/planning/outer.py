@@ -14,7 +14,7 @@ from autopar.planning.full_shards import one_full_shard
 from autopar.planning.legal import dropout_fault
 from autopar.planning.pins import Pins, matches
 from autopar.planning.price import RegionCandidates, SlotKey
-from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
+from autopar.planning.refine_mesh import refined_choices
 from autopar.planning.schedules import owner_of
 from autopar.planning.together import whole_layers
 from autopar.plugin import Strategy
@@ -54,36 +54,41 @@ def open_setting(
     reason = misfit(model, setting, inseparable) or next(filter(None, reasons), None)
     if reason is not None:
         return Dropped(setting, reason)
-    cache: dict[tuple[object, ...], Candidates] = {}
-    found: dict[SlotKey, Candidates] = {}
-    paths = model.region_paths
-    everywhere = pins.of(())
-    for path, block in model.instances():
-        for region in block.regions:
-            of_region = pins.of(paths[path, region.name]) if pins.layers else everywhere
-            pinned = repr(sorted(of_region.items())) if pins.layers else ""
-            key = (id(block), region.name, pinned)
-            if key not in cache:
-                cache[key] = annotate(block, region, strategies, setting, of_region)
-            found[path, region.name] = cache[key]
+    found = region_candidates(model, setting, strategies, pins)
+    unique = {id(one): one for one in found.values()}.values()
     owner = owner_of(setting.schedule, strategies)
-    reason = _unmet(found, paths, setting, pins, owner) or _unused(found, setting)
-    reason = reason or _dropping(cache.values(), setting) or _gathered(found)
+    reason = _unmet(found, model.region_paths, setting, pins, owner) or _unused(found, setting)
+    reason = reason or _dropping(unique, setting) or _gathered(found)
     if reason is not None:
         return Dropped(setting, reason)
-    factors = factors_of(setting.mesh, (c for f in cache.values() for c in f.choices))
-    alike = {
-        id(value): tuple(refine_candidate(c, factors) for c in value.choices)
-        for value in cache.values()
-    }
-    refined = {key: alike[id(value)] for key, value in found.items()}
+    choices = {key: one.choices for key, one in found.items()}
+    finer, refined = refined_choices(setting, choices)
     kept = one_full_shard(refined)
     if isinstance(kept, str):
         return Dropped(setting, kept)
     whole = whole_layers(kept, functools.partial(group_of, model))
     if isinstance(whole, str):
         return Dropped(setting, whole)
-    return Outer(setting, refine_setting(setting, factors), whole)
+    return Outer(setting, finer, whole)
+
+
+def region_candidates(
+    model: ModelGraph, setting: Setting, strategies: Sequence[Strategy], pins: Pins
+) -> dict[SlotKey, Candidates]:
+    """What every region may do on a setting; alike layers share theirs."""
+    cache: dict[tuple[object, ...], Candidates] = {}
+    found: dict[SlotKey, Candidates] = {}
+    everywhere = pins.of(())
+    for path, block in model.instances():
+        for region in block.regions:
+            paths = model.region_paths[path, region.name]
+            of_region = pins.of(paths) if pins.layers else everywhere
+            pinned = repr(sorted(of_region.items())) if pins.layers else ""
+            key = (id(block), region.name, pinned)
+            if key not in cache:
+                cache[key] = annotate(block, region, strategies, setting, of_region)
+            found[path, region.name] = cache[key]
+    return found
 
 
 def with_schedule(outer: Outer, asked: Setting) -> Outer:

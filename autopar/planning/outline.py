@@ -8,7 +8,7 @@ for all of them, and what its layers take at least with a setting's schedule and
 before the setting is opened.
 """
 
-import itertools
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +20,13 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.state_ratio import StateRatio
 from autopar.mesh import Mesh, split_size
-from autopar.planning.annotate import Candidates, annotate
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.layered import Layered
 from autopar.planning.meshes import axes_in_order
+from autopar.planning.outer import region_candidates
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer, SlotKey
-from autopar.planning.refine_mesh import factors_of, refine_candidate, refine_setting
+from autopar.planning.refine_mesh import refined_choices
 from autopar.planning.relaxed import relaxed
 from autopar.planning.schedules import layer_axis
 from autopar.planning.tried import least_of
@@ -88,7 +88,7 @@ class Outlines:
         self.priced[outline] = pricer
         if pricer is not None:
             layered = Layered(pricer)
-            each_s = least_of(layered)[0] if _is_possible(layered) else math.inf
+            each_s = least_of(layered)[0] if layered.is_possible else math.inf
             self.sizes.append(_sizes(outline))
             self.whole_s.append(each_s * outline.microbatches * outline.mesh.world)
 
@@ -109,7 +109,7 @@ class Outlines:
         sizes |= {axis: size for axis, size in setting.mesh.axes if axis == self.layers}
         mesh = Mesh(tuple(sizes.items()))
         own = replace(pricer.setting, mesh=mesh, schedule=setting.schedule)
-        prices = replace(pricer.prices, mesh=mesh, known={})
+        prices = pricer.prices.on(mesh)
         return replace(pricer, setting=own, prices=prices, parts={}, weighed={})
 
     def _pricer(self, outline: Setting) -> Pricer | None:
@@ -118,15 +118,8 @@ class Outlines:
         found = candidates_of(self.model, outline, self.strategies, self.pins)
         if not all(found.values()):
             return None
-        unique = {id(choices): choices for choices in found.values()}
-        factors = factors_of(outline.mesh, (c for choices in unique.values() for c in choices))
-        alike = {
-            key: tuple(refine_candidate(c, factors) for c in choices)
-            for key, choices in unique.items()
-        }
-        refined = {key: alike[id(choices)] for key, choices in found.items()}
-        setting = refine_setting(outline, factors)
-        prices = replace(self.works.prices, mesh=setting.mesh, known={})
+        setting, refined = refined_choices(outline, found)
+        prices = self.works.prices.on(setting.mesh)
         args = (self.model, setting, prices, refined, self.state_ratio, self.works)
         return Pricer(*args, with_params=False)
 
@@ -135,29 +128,29 @@ def _sizes(outline: Setting) -> tuple[int, ...]:
     return (*(size for _, size in outline.mesh.axes), outline.microbatches)
 
 
-def _is_possible(layered: Layered) -> bool:
-    return all(kind.columns.picks for kind in layered.kinds.values())
-
-
 def plain_axes(
     model: ModelGraph, strategies: Sequence[Strategy], pins: Pins, size: int
 ) -> frozenset[str]:
     """The axes over which regions split samples and nothing else, and whose absence forbids no
     region anything: tried alone, with each other axis, and with all, each of this size."""
     axes = axes_in_order(strategies) if size > 1 else ()
-    found = {axis.name for axis in axes if axis.splits_batch}
-    others = [(), tuple(axes), *((axis,) for axis in axes)]
-    for name, more in itertools.product(sorted(found), others):
-        present = {name, *(axis.name for axis in more if not axis.splits_layers)}
+    names = [axis.name for axis in axes if not axis.splits_layers]
+    on = functools.cache(lambda setting: candidates_of(model, setting, strategies, pins))
+
+    def is_plain(name: str, present: frozenset[str]) -> bool:
         mesh = Mesh(tuple((axis.name, size if axis.name in present else 1) for axis in axes))
         data = tuple(mesh.part(a.name) for a in axes if a.splits_batch and a.name in present)
+        if model.batch_size % split_size(data):
+            return True  # no setting has so many pieces
         setting = Setting(mesh, data, 1)
-        if name in found and model.batch_size % split_size(data) == 0:
-            without = _without(setting, {name})
-            seen = candidates_of(model, setting, strategies, pins)
-            left = candidates_of(model, without, strategies, pins)
-            if not all(_is_plain(name, seen[key], left[key]) for key in seen):
-                found.discard(name)
+        seen, left = on(setting), on(_without(setting, {name}))
+        return all(_is_plain(name, seen[key], left[key]) for key in seen)
+
+    found = set()
+    for name in (axis.name for axis in axes if axis.splits_batch):
+        beside = dict.fromkeys([frozenset({name}), *(frozenset({name, x}) for x in names)])
+        if all(is_plain(name, present) for present in [*beside, frozenset(names)]):
+            found.add(name)
     return frozenset(found)
 
 
@@ -190,13 +183,5 @@ def candidates_of(
 ) -> Mapping[SlotKey, tuple[Candidate, ...]]:
     """What regions may do on a setting, but for how parameters live."""
     members = [strategy for strategy in strategies if strategy.tier in TIERS]
-    cache: dict[tuple[object, ...], Candidates] = {}
-    found = {}
-    for path, block in model.instances():
-        for region in block.regions:
-            pinned = pins.of(model.region_paths[path, region.name])
-            key = (id(block), region.name, repr(sorted(pinned.items())) if pins.layers else "")
-            if key not in cache:
-                cache[key] = annotate(block, region, members, setting, pinned)
-            found[path, region.name] = cache[key].choices
-    return found
+    found = region_candidates(model, setting, members, pins)
+    return {key: one.choices for key, one in found.items()}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
@@ -68,6 +68,10 @@ class Prices:
     weights: Weights = field(default_factory=Weights)
     known: dict[tuple[object, ...], float] = field(default_factory=dict, compare=False)
     """Prices of collectives, whatever they communicate; of joined ones, what they add to a call."""
+
+    def on(self, mesh: Mesh) -> "Prices":
+        """The same models and weights on another mesh."""
+        return replace(self, mesh=mesh, known={})
 
     def cost(self, effect: Effect) -> float:
         """Seconds of an effect by itself, or bytes (Resident)."""

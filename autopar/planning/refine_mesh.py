@@ -12,6 +12,8 @@ from autopar.layouts.layout import Setting
 from autopar.mesh import AxisPart, Mesh, Split
 from autopar.plugin import Candidate, ParamPlan
 
+SlotKey = tuple[str, str]
+"""(layer path, region)."""
 Factors = Mapping[str, tuple[tuple[str, int, int], ...]]
 """Axis → (new axis, size, stride), outermost first; only for axes that are cut."""
 
@@ -79,6 +81,21 @@ def refine_candidate(candidate: Candidate, factors: Factors) -> Candidate:
         for form in candidate.forms
     )
     return replace(candidate, splits=splits, params=params, forms=forms)
+
+
+def refined_choices(
+    setting: Setting, choices: Mapping[SlotKey, tuple[Candidate, ...]]
+) -> tuple[Setting, dict[SlotKey, tuple[Candidate, ...]]]:
+    """The setting and every region's candidates in terms of the factors that these split over;
+    regions that share their candidates still do."""
+    unique = {id(one): one for one in choices.values()}
+    factors = factors_of(setting.mesh, itertools.chain(*unique.values()))
+    alike = {
+        key: tuple(refine_candidate(candidate, factors) for candidate in one)
+        for key, one in unique.items()
+    }
+    refined = {key: alike[id(one)] for key, one in choices.items()}
+    return refine_setting(setting, factors), refined
 
 
 def refine_split(split: Split, factors: Factors) -> Split:

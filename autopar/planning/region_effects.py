@@ -115,10 +115,20 @@ def handed_on(
     value: Value, name: str, layout: Layout, setting: Setting, forward: bool, axis: AxisPart
 ) -> Collective:
     """A value sent to the next stage, or its gradient to the one before."""
-    size = setting.local_numel(value.dims, layout) * value.item_bytes
+    size = crossing_bytes(value, layout, setting)
     return Collective(
         "send", size, (axis,), "forward" if forward else "backward", "microbatch", name
     )
+
+
+def crossing_bytes(value: Value, layout: Layout, setting: Setting) -> int:
+    """A value that crosses from stage to stage, on one rank."""
+    return setting.local_numel(value.dims, layout) * value.item_bytes
+
+
+def messages_bytes(value: Value, layout: Layout, setting: Setting) -> int:
+    """Room at a boundary for the value onwards and for its gradient back, if it has one."""
+    return crossing_bytes(value, layout, setting) * (1 + value.needs_grad)
 
 
 def boundary_effects(
@@ -126,17 +136,16 @@ def boundary_effects(
 ) -> Iterator[Resident]:
     """What a part holds to hand over: values that it passes on, for each microbatch in flight, and
     at each of its boundaries a message each way."""
-
-    def size(name: str) -> int:
-        value = block.values[name]
-        return setting.local_numel(value.dims, layout_of(name)) * value.item_bytes
-
     for name in cut.passed_on(part):
-        yield Resident("saved", size(name))
+        yield Resident("saved", crossing_bytes(block.values[name], layout_of(name), setting))
     near = [cut.boundaries[p] for p in (part - 1, part) if 0 <= p < len(cut.boundaries)]
     yield Resident(
         "transient",
-        sum(size(name) * (1 + block.values[name].needs_grad) for names in near for name in names),
+        sum(
+            messages_bytes(block.values[name], layout_of(name), setting)
+            for names in near
+            for name in names
+        ),
     )
 
 

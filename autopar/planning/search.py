@@ -169,20 +169,15 @@ class _State:
 
     def hurry(self, watch: Watch) -> None:
         """The time is over, with no answer yet: what is relaxed is solved first."""
-        ready = [
-            (bound_s, place, entry[3])
-            for entry in self.queue
-            for bound_s, place in [(entry[0], entry[2])]
-            if isinstance(entry[3], Tried) and entry[3].is_relaxed
-        ]
+        ready = [e for e in self.queue if isinstance(e[3], Tried) and e[3].is_relaxed]
         if not ready:
             self.look_at_next(watch)
             return
-        _, _, first = min(ready, key=lambda one: one[:2])
-        self.queue = [entry for entry in self.queue if entry[3] is not first]
+        first = min(ready, key=lambda entry: (entry[0], entry[2]))
+        self.queue.remove(first)
         heapq.heapify(self.queue)
         self.waiting -= 1
-        self._settle(first)
+        self._look_closer(first[3])
 
     def give_up(self) -> None:
         """The time is over: what is left keeps its bound."""

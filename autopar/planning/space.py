@@ -32,7 +32,7 @@ from autopar.planning.prices import Prices
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
 from autopar.planning.stage_price import LeastWork, least_work, schedule_bound
-from autopar.planning.tried import SearchOptions, Tried, work_of
+from autopar.planning.tried import SearchOptions, Tried, least_of
 from autopar.planning.weights import beside, first_guess
 from autopar.planning.works import Works, least_factor
 from autopar.plugin import CostModel, Refusal, Strategy
@@ -139,7 +139,7 @@ class Space:
     def confirm(self, tried: Tried) -> None:
         """Learns what a relaxed setting takes. Errors: as `_check`, by what its outline said, where
         it counts by the same weights."""
-        setting, work = tried.outer.asked, work_of(tried)
+        setting, work = tried.outer.asked, least_of(tried.layered)
         least_s = self.outlines.least_s(setting)
         alike = tried.layered.pricer.prices.weights == self.works.prices.weights
         if alike and work[0] < least_s * (1 - ROUNDING):
@@ -202,7 +202,7 @@ class Space:
         return outer, pricer, work
 
     def _pricer(self, outer: Outer) -> tuple[Pricer, LeastWork]:
-        prices = replace(self.works.prices, mesh=outer.setting.mesh, known={})
+        prices = self.works.prices.on(outer.setting.mesh)
         pricer = Pricer(
             *(self.model, outer.setting, prices, outer.candidates),
             *(self.options.state_ratio, self.works),

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.graph.model_graph import STREAM, Value
-from autopar.layouts.layout import Layout
+from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
 from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
@@ -19,12 +19,14 @@ from autopar.planning.joined import Late, unit_edges
 from autopar.planning.kinds import Kind, taken_in
 from autopar.planning.layered import Layered
 from autopar.planning.price import Need, Pricer, SlotKey
-from autopar.planning.prices import Bill, Prices
+from autopar.planning.prices import Bill
 from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot
 from autopar.planning.region_effects import (
     buffer_effects,
+    crossing_bytes,
     handed_on,
     input_effects,
+    messages_bytes,
     unused_effects,
 )
 from autopar.planning.schedules import stages_of
@@ -224,21 +226,18 @@ class StagePricer:
             for name in names:
                 value, node = skeleton.values[name], skeleton.node(name)
                 key, layouts = self.pricer.made("", skeleton, node, value)
-                sizes = {each: self._size(value, each) for each in dict.fromkeys(layouts)}
-                ways = (True, False) if value.needs_grad else (True,)
-                for forward in ways:
+                unique = dict.fromkeys(layouts)
+                for forward in (True, False) if value.needs_grad else (True,):
                     seconds = {
-                        x: prices.seconds(self._send(value, name, x, forward)) for x in sizes
+                        x: prices.seconds(self._send(value, name, x, forward)) for x in unique
                     }
                     where = part if forward else part + 1
                     self._add(extra, key, where, SECONDS, [seconds[x] for x in layouts])
-                room = {
-                    x: _room(prices, "transient", size * len(ways)) for x, size in sizes.items()
-                }
+                room = {x: self._bytes("transient", messages_bytes, value, x) for x in unique}
                 for where in (part, part + 1):
                     self._add(extra, key, where, LASTS, [room[x] for x in layouts])
                 if name in self.cut.passed_on(part):
-                    kept = {x: _room(prices, "saved", size) for x, size in sizes.items()}
+                    kept = {x: self._bytes("saved", crossing_bytes, value, x) for x in unique}
                     self._add(extra, key, part, WAITS, [kept[x] for x in layouts])
 
     def _send(self, value: Value, name: str, layout: Layout, forward: bool) -> Collective:
@@ -246,8 +245,15 @@ class StagePricer:
         axis = setting.mesh.part(self.schedule.axis)
         return handed_on(value, name, layout, setting, forward, axis)
 
-    def _size(self, value: Value, layout: Layout) -> int:
-        return self.pricer.setting.local_numel(value.dims, layout) * value.item_bytes
+    def _bytes(
+        self,
+        what: Literal["transient", "saved"],
+        size: Callable[[Value, Layout, Setting], int],
+        value: Value,
+        layout: Layout,
+    ) -> int:
+        effect = Resident(what, size(value, layout, self.pricer.setting))
+        return math.ceil(self.pricer.prices.cost(effect))
 
     # ------------------------------------------------------------ joined calls
 
@@ -262,10 +268,6 @@ class StagePricer:
             for edge in unit_edges({"": slots}, self.pricer.prices.seconds):
                 stage = part % self.schedule.table.stages
                 yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
-
-
-def _room(prices: Prices, what: Literal["transient", "saved"], size_bytes: int) -> int:
-    return math.ceil(prices.cost(Resident(what, size_bytes)))
 
 
 LeastWork = tuple[float, float]

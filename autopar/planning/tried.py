@@ -85,7 +85,7 @@ class Tried:
 
 def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
     """The setting with a bound that knows of memory; with its result, where nothing fits."""
-    if any(not kind.columns.picks for kind in tried.layered.kinds.values()):
+    if not tried.layered.is_possible:
         return replace(tried, result=Infeasible(0, impossible=True))
     if tried.outer.setting.schedule is None:
         problem = whole_problem(tried.layered, options.limit_bytes)
@@ -104,13 +104,8 @@ def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
     return replace(tried, anywhere=anywhere, bound_s=bound_s, result=result)
 
 
-def work_of(tried: Tried) -> LeastWork:
-    """Seconds of a microbatch and once a step at least, whatever memory allows."""
-    return least_of(tried.layered)
-
-
 def least_of(layered: Layered) -> LeastWork:
-    """The same of a priced setting."""
+    """Seconds of a microbatch and once a step at least, whatever memory allows."""
     each_s = once_s = 0.0
     for kind in layered.kinds.values():
         each_s += float(kind.columns.costs[:, EACH_S].min())
