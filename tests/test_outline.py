@@ -1,11 +1,13 @@
 """Outlines: settings without data parallelism and parameters, whose bounds hold for all."""
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 from clusters import cluster
+from families import llama_405b
 from models import Job, classifier, gpt2, llama
 from moe import grouped
 from test_space import OPTIONS
@@ -16,6 +18,7 @@ from autopar.capture import capture
 from autopar.cluster import ClusterSpec, resolve_cluster
 from autopar.graph.analyse import analyse
 from autopar.layouts.stages import make_cut
+from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import read_pins
 from autopar.planning.price import Pricer
@@ -42,11 +45,12 @@ def space(
     spec: ClusterSpec,
     limit_bytes: int = OPTIONS.limit_bytes,
     more: tuple[Strategy, ...] = (),
+    pin: Mapping[str, int] | None = None,
 ) -> Space:
     graph = analyse(capture(job.model, job.batch, job.loss))
     strategies, models = (*select_strategies(), *more), select_cost_models()
     options = replace(OPTIONS, limit_bytes=limit_bytes)
-    return space_of(graph, spec, strategies, models, read_pins(None, (), strategies), options)
+    return space_of(graph, spec, strategies, models, read_pins(pin, (), strategies), options)
 
 
 def outlined(found: Space, unopened: Unopened) -> Iterator[Unopened]:
@@ -124,6 +128,27 @@ def test_axes_that_split_nothing_but_samples_are_plain() -> None:
     assert space(grouped("mixtral"), spec).outlines.plain == {"dp"}
     assert space(classifier(), spec).outlines.plain == {"dp", "ep"}
     assert space(classifier(), spec, more=(WideFfn(),)).outlines.plain == {"ep"}
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "pin"),
+    [("mixtral", "h100:4", {}), ("llama", "h100:8", {}), ("405b", "h100:128", {"cp": 16, "pp": 1})],
+)
+def test_no_outline_is_above_a_finer_one(name: str, spec: str, pin: dict[str, int]) -> None:
+    """Llama-3-405B's queries that share a head of keys are exchanged for positions where a rank has
+    one such head: under tp 8 · cp 16, not under tp 4. What is cut more may do more then, and faster
+    than its share of the other."""
+    job = JOBS.get(name, functools.partial(llama_405b, 16, 2))()
+    found = space(job, resolve_cluster(spec), pin=pin)
+    settings = [one.asked for one in found.settings() if isinstance(one, Unopened)]
+    for asked in settings:
+        if not found.outlines.is_priced(asked):
+            found.outlines.price(asked)
+    for asked in settings:
+        pricer = found.outlines.priced[found.outlines.of(asked)]
+        if pricer is not None and (layered := Layered(pricer)).is_possible:
+            assert 0 < found.outlines.least_s(asked) <= least_of(layered)[0] * (1 + 1e-9), asked
+    assert len(found.outlines.least) > 3
 
 
 def test_outlines_are_shared() -> None:

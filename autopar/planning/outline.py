@@ -8,18 +8,17 @@ for all of them, and what its layers take at least with a setting's schedule and
 before the setting is opened.
 """
 
+import bisect
 import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-
-import numpy as np
 
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.state_ratio import StateRatio
-from autopar.mesh import Mesh, split_size
+from autopar.mesh import Mesh, Split, split_size
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.layered import Layered
 from autopar.planning.meshes import axes_in_order
@@ -48,10 +47,12 @@ class Outlines:
     state_ratio: StateRatio
     plain: frozenset[str]
     priced: dict[Setting, Pricer | None] = field(default_factory=dict)
-    sizes: list[tuple[int, ...]] = field(default_factory=list)
-    whole_s: list[float] = field(default_factory=list)
-    """Of each in `sizes` (axes, microbatches), the seconds of a batch at least, of all its ranks
-    together."""
+    least: list[tuple[float, Mesh, int]] = field(default_factory=list)
+    """The most first: seconds of a batch at least, of all ranks of an outline together; its mesh
+    and microbatches."""
+    ways: dict[Mesh, frozenset[Hashable]] = field(default_factory=dict)
+    """What regions may do on an outline's mesh."""
+    coarser: dict[tuple[Mesh, Mesh], bool] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> str | None:
@@ -69,13 +70,33 @@ class Outlines:
     def least_s(self, setting: Setting) -> float:
         """Seconds of a microbatch of a setting that no program beats, of all stages together: what
         is known of its outline, or of those that cut the same work into fewer pieces."""
-        if not self.sizes:
-            return 0.0
         outline = self.of(setting)
-        own = np.array(_sizes(outline))
-        coarser = (own % np.array(self.sizes) == 0).all(axis=1)
-        most_s = float(np.array(self.whole_s)[coarser].max(initial=0.0))
-        return most_s / (outline.mesh.world * outline.microbatches)
+        mesh, microbatches = outline.mesh, outline.microbatches
+        for whole_s, other, fewer in self.least:
+            if microbatches % fewer == 0 and self._cuts_more(outline, other):
+                return whole_s / (mesh.world * microbatches)
+        return 0.0
+
+    def _cuts_more(self, outline: Setting, other: Mesh) -> bool:
+        """Whether an outline's mesh cuts work into more pieces than another, in no way that the
+        other doesn't have: what some sizes forbid, larger ones may allow."""
+        pair = outline.mesh, other
+        if pair not in self.coarser:
+            sizes = dict(other.axes)
+            divides = all(size % sizes[axis] == 0 for axis, size in outline.mesh.axes)
+            self.coarser[pair] = divides and self._ways(outline) <= self.ways[other]
+        return self.coarser[pair]
+
+    def _ways(self, outline: Setting) -> frozenset[Hashable]:
+        """What regions may do on an outline's mesh."""
+        if outline.mesh not in self.ways:
+            found = candidates_of(self.model, outline, self.strategies, self.pins)
+            # Alike layers share theirs: the first stands for all.
+            firsts = {id(found[key]): key for key in reversed(list(found))}
+            self.ways[outline.mesh] = frozenset(
+                (key, _way(candidate)) for key in firsts.values() for candidate in found[key]
+            )
+        return self.ways[outline.mesh]
 
     def is_priced(self, setting: Setting) -> bool:
         """Whether the setting's own outline is."""
@@ -89,8 +110,10 @@ class Outlines:
         if pricer is not None:
             layered = Layered(pricer)
             each_s = least_of(layered)[0] if layered.is_possible else math.inf
-            self.sizes.append(_sizes(outline))
-            self.whole_s.append(each_s * outline.microbatches * outline.mesh.world)
+            whole_s = each_s * outline.microbatches * outline.mesh.world
+            self._ways(outline)
+            one = (whole_s, outline.mesh, outline.microbatches)
+            bisect.insort(self.least, one, key=lambda one: -one[0])
 
     def bound_s(self, setting: Setting, limit_bytes: int, solver: str) -> float:
         """Seconds that no program of the setting beats, with its schedule and the memory that
@@ -124,8 +147,18 @@ class Outlines:
         return Pricer(*args, with_params=False)
 
 
-def _sizes(outline: Setting) -> tuple[int, ...]:
-    return (*(size for _, size in outline.mesh.axes), outline.microbatches)
+def _way(candidate: Candidate) -> Hashable:
+    """What a candidate does, on however many ranks."""
+    splits = tuple((dim, _axes(split)) for dim, split in candidate.splits)
+    forms = tuple(
+        (form.op, form.function, tuple((*dims, _axes(split)) for *dims, split in form.moves))
+        for form in candidate.forms
+    )
+    return splits, forms, candidate.recompute
+
+
+def _axes(split: Split) -> tuple[str, ...]:
+    return tuple(part.axis for part in split)
 
 
 def plain_axes(
