@@ -10,9 +10,10 @@ from test_stage_problem import drawn
 
 from autopar.planning import ilp
 from autopar.planning.ilp import evaluate, solve
+from autopar.planning.loose import least_bytes_of
 from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.relaxed import alike_slots as alike
-from autopar.planning.relaxed import least_bytes_of, loosened, relaxed
+from autopar.planning.relaxed import loosened, relaxed
 
 
 def costs(problem: PlanningProblem) -> dict[tuple[int, ...], tuple[float, int]]:

@@ -18,6 +18,17 @@ from autopar.layouts.stages import Cut, Here, make_cut
 from autopar.planning import columns
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
+from autopar.planning.loose import (
+    HELD,
+    RESIDENT,
+    SECONDS,
+    STEP,
+    TRANSIENT,
+    Alike,
+    Loose,
+    least_bytes_of,
+)
+from autopar.planning.multipliers import bound
 from autopar.planning.price import LayoutRow
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Stages
@@ -26,17 +37,6 @@ from autopar.planning.region_effects import (
     handed_on,
     input_effects,
     unused_effects,
-)
-from autopar.planning.relaxed import (
-    HELD,
-    RESIDENT,
-    SECONDS,
-    STEP,
-    TRANSIENT,
-    Alike,
-    Loose,
-    bound,
-    least_bytes_of,
 )
 from autopar.planning.schedules import spread, stages_of
 from autopar.plugin import Schedule

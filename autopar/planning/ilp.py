@@ -48,11 +48,11 @@ import numpy as np
 
 from autopar.errors import AutoparError
 from autopar.planning.columns import pareto
+from autopar.planning.loose import least_bytes_of
 from autopar.planning.problem import Choice, Edge, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.relaxed import (
     Relaxed,
     alike_slots,
-    least_bytes_of,
     loosened,
     relaxed,
 )

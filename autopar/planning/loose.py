@@ -1,0 +1,173 @@
+"""A planning problem without what joins its slots, and what multipliers say of it (`relaxed`)."""
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.planning.problem import Stages
+
+Floats = NDArray[np.float64]
+SECONDS, STEP, RESIDENT, TRANSIENT, HELD = range(5)
+"""Columns of costs; what is held has one for each chunk."""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """So many slots that the relaxation doesn't tell apart. `options`: their choices, in groups
+    that cost the same stages; by stage, a row of costs for each choice. `moment`: the row of
+    transient bytes that they are counted in, each by `moment_share`."""
+
+    count: int
+    options: tuple[dict[int, Floats], ...]
+    moment: int
+    moment_share: float
+
+
+@dataclass(frozen=True)
+class Loose:
+    """A problem without what joins its slots: what the relaxation sees. `least_slowest_s`: what the
+    slowest stage takes at least, for a reason that no row states. `spread`: by part, how many slots
+    with an option for each part lie in it, at least and at most."""
+
+    limit_bytes: int
+    stages: Stages
+    every: tuple[Alike, ...]
+    base: tuple[Floats, ...]
+    least_slowest_s: float = 0.0
+    spread: tuple[tuple[int, int], ...] = ()
+
+    def part_of(self, one: Alike, option: int) -> int | None:
+        """The part that an option lies in, of a slot that may lie in any."""
+        return option if self.spread and len(one.options) == len(self.spread) else None
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """By stage: of seconds (`every` those of the sum of stages, and `floor` `least_slowest_s`), of
+    step seconds, of memory for each count of microbatches in flight, of each row of transient
+    bytes. By part: of the least and the most slots."""
+
+    every: float
+    seconds: Floats
+    floor: float
+    step: Floats
+    memory: tuple[Floats, ...]
+    moments: Floats
+    least: Floats
+    most: Floats
+
+
+def without_memory(loose: Loose) -> Multipliers:
+    """Multipliers by which memory doesn't count and every stage is as slow as the slowest."""
+    count = len(loose.stages.in_flight)
+    even, parts = np.full(count, 1.0 / count), np.zeros(len(loose.spread))
+    memory = tuple(np.zeros(len(counts)) for counts in loose.stages.in_flight)
+    moments = np.zeros((count, 1 + max([one.moment for one in loose.every], default=0)))
+    return Multipliers(loose.stages.per_stage, even, 0.0, even, memory, moments, parts, parts)
+
+
+def priced(loose: Loose, found: Multipliers) -> tuple[float, list[list[Floats]]]:
+    """The bound by some multipliers, and what each choice weighs."""
+    total = loose.stages.per_slowest * found.floor * loose.least_slowest_s
+    plain = [_weights(found, loose.stages, i) for i in range(len(loose.base))]
+    for i, row in enumerate(loose.base):
+        total += float(row @ _counted(plain[i], found.moments[i, 0]))
+        total -= float(found.memory[i].sum()) * loose.limit_bytes
+    for part, (least, most) in enumerate(loose.spread):
+        total += float(found.least[part]) * least - float(found.most[part]) * most
+    weights = []
+    for one in loose.every:
+        mine = []
+        for g, group in enumerate(one.options):
+            rows = [
+                costs @ _counted(plain[i], found.moments[i, one.moment] * one.moment_share)
+                for i, costs in group.items()
+            ]
+            lies = loose.part_of(one, g)
+            own = 0.0 if lies is None else float(found.most[lies] - found.least[lies])
+            mine.append(sum(rows[1:], rows[0]) + own)
+        weights.append(mine)
+        total += one.count * min(float(x.min()) for x in mine)
+    return total, weights
+
+
+def _weights(found: Multipliers, stages: Stages, i: int) -> Floats:
+    """What a stage's costs count for, but for transient bytes."""
+    counts = np.array(stages.in_flight[i], np.float64)
+    seconds = stages.per_slowest * found.seconds[i] + found.every
+    return np.array([seconds, found.step[i], found.memory[i].sum(), 0.0, *found.memory[i] @ counts])
+
+
+def _counted(weights: Floats, moment: float) -> Floats:
+    counted = weights.copy()
+    counted[TRANSIENT] = moment
+    return counted
+
+
+# ---------------------------------------------------------------- of many slots a few
+
+FEW, BINS = 24, 16
+
+
+def coarser(loose: Loose) -> tuple[Loose, Loose]:
+    """Of a problem with many kinds of slots: the same with fewer rows of transient bytes, and one
+    in which a few kinds, each the median of some that take about as long, stand for all.
+
+    The multipliers of the second are good ones for the first, whose bound they give. A largest
+    transient is no less than the mean of those that share a row, so rows may be shared.
+    """
+    uses = Counter(one.moment for one in loose.every)
+    alone = [k for k, one in enumerate(loose.every) if one.moment > 0 and uses[one.moment] == 1]
+    if len(alone) <= FEW:
+        return loose, loose
+    classes: dict[Hashable, list[int]] = {}
+    for k in alone:
+        classes.setdefault(tuple(map(tuple, loose.every[k].options)), []).append(k)
+    every, few = list(loose.every), [one for one in loose.every if uses[one.moment] > 1]
+    few += [one for one in loose.every if one.moment == 0 and uses[0] == 1]
+    for members in classes.values():
+        members.sort(key=lambda k: _fastest_s(loose.every[k]))
+        for ends in np.array_split(np.array(members), min(BINS, len(members))):
+            moment = loose.every[ends[0]].moment
+            count = sum(loose.every[k].count for k in ends)
+            for k in ends:
+                every[k] = replace(every[k], moment=moment, moment_share=1.0 / count)
+            few.append(replace(every[ends[len(ends) // 2]], count=count))
+    return replace(loose, every=tuple(every)), replace(loose, every=tuple(few))
+
+
+def _fastest_s(one: Alike) -> float:
+    return float(any_of(one.options[0])[:, SECONDS].min())
+
+
+def least_bytes_of(loose: Loose) -> int:
+    """No choice needs less: each slot's least of every kind of bytes, on the fullest stage. Slots
+    whose stage is open count on none."""
+    needs = []
+    for i, in_flight in enumerate(loose.stages.in_flight):
+        base = loose.base[i]
+        sizes = [base[RESIDENT] + base[HELD:] @ np.array(counts) for counts in in_flight]
+        moment = base[TRANSIENT]
+        for one in loose.every:
+            if len(one.options) > 1 or i not in one.options[0]:
+                continue
+            costs = one.options[0][i]
+            for k, counts in enumerate(in_flight):
+                own = costs[:, RESIDENT] + costs[:, HELD:] @ np.array(counts)
+                sizes[k] += one.count * own.min()
+            moment = max(moment, costs[:, TRANSIENT].min())
+        needs.append(max(sizes) + moment)
+    return int(max(needs))
+
+
+def zeros(stages: Stages) -> Floats:
+    """A row of costs."""
+    return np.zeros(HELD + len(stages.in_flight[0][0]))
+
+
+def any_of(group: dict[int, Floats]) -> Floats:
+    """The costs on one of the stages of a group."""
+    return next(iter(group.values()))
