@@ -8,7 +8,7 @@ import pytest
 from test_ilp import SOLVERS, brute_force, random_problem
 from test_stage_problem import drawn
 
-from autopar.planning import ilp
+from autopar.planning import ilp, loose
 from autopar.planning.ilp import evaluate, solve
 from autopar.planning.loose import least_bytes_of
 from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
@@ -23,11 +23,17 @@ def costs(problem: PlanningProblem) -> dict[tuple[int, ...], tuple[float, int]]:
     return {choices: cost for choices, cost in found if cost is not None}
 
 
+@pytest.mark.parametrize("bins", [None, 2])
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("first", range(0, 20, 10))
-def test_bound_and_excess(first: int, solver: str) -> None:
+def test_bound_and_excess(
+    first: int, solver: str, bins: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No choice that fits is faster than the bound, nor than the bound and its excess; where the
-    relaxation says that nothing fits, nothing does."""
+    relaxation says that nothing fits, nothing does. `bins`: so few kinds of slots stand for all."""
+    if bins is not None:
+        monkeypatch.setattr(loose, "FEW", 0)
+        monkeypatch.setattr(loose, "BINS", bins)
     tight = 0
     for seed in range(first, first + 10):
         problem = random_problem(seed) if seed % 2 else drawn(seed)
