@@ -49,10 +49,13 @@ UNKNOWN_ORDER = (
 
 
 def find(factor: Factor) -> Factor:
-    """The representative of a factor's union-find class."""
+    """The representative of a factor's union-find class; the way to it is shortened."""
+    root = factor
+    while root.parent is not None:
+        root = root.parent
     while factor.parent is not None:
-        factor = factor.parent
-    return factor
+        factor.parent, factor = root, factor.parent
+    return root
 
 
 def resolve(product: Sequence[Factor]) -> Product:

@@ -12,6 +12,7 @@ So what ops make of padding is followed through the graph: a number, or None whe
 to be finite (a finite number times a gradient of zero is zero).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,15 +38,16 @@ class _ReachesError(Exception):
 
 def mark_padded(blocks: Sequence[BlockRegions]) -> None:
     """Sets `pads` on the dims of all blocks' regions that may be padded."""
+    carried = Counter(leaf for block in blocks for leaf in _carried(block))
     for block in blocks:
         for internal in block.internal:
             for leaf in internal.leaves:
-                alone = not any(_carries(other, leaf) for other in blocks if other is not block)
+                alone = carried[leaf] == 1
                 leaf.pads = alone and _stays_apart(block, leaf, internal.name)
 
 
-def _carries(block: BlockRegions, leaf: Factor) -> bool:
-    return any(leaf in block.tensor_leaves(node) for node in block.known.dims)
+def _carried(block: BlockRegions) -> set[Factor]:
+    return {leaf for node in block.known.dims for leaf in block.tensor_leaves(node)}
 
 
 def _stays_apart(block: BlockRegions, leaf: Factor, region: str) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pulp
 from numpy.typing import NDArray
 
+from autopar.planning.quiet_highs import QuietHighs
 from autopar.planning.solvers import duals
 
 Name = tuple[str, int, int]
@@ -88,7 +89,7 @@ def _by_highs(linear: Linear) -> Duals | None:
 
 
 def _run(programme: highspy.HighsLp, presolve: str) -> Any:
-    highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs: Any = QuietHighs()  # type: ignore[no-untyped-call]
     options = {"output_flag": False, "parallel": "off", "random_seed": 0, "presolve": presolve}
     for option, value in options.items():
         highs.setOptionValue(option, value)

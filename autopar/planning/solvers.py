@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pulp
 
 from autopar.errors import AutoparError
+from autopar.planning.quiet_highs import QuietPulpHighs
 
 _CBC_INCREMENT = 1e-5  # CBC's default: what is better by less it doesn't look for
 _FEASIBLE = 2  # highspy.SolutionStatus.kSolutionStatusFeasible
@@ -82,7 +83,7 @@ def _solve_highs(
     """HiGHS's own status: PuLP calls a time limit "Optimal", with values (zeros) where nothing was
     found."""
     # Not threads=1: HiGHS refuses to run where this process has used it with another number.
-    solver = pulp.HiGHS(
+    solver = QuietPulpHighs(
         msg=False,
         gapRel=gap,
         gapAbs=gap_abs,
