@@ -171,7 +171,8 @@ class Schedule:
     The emitted module imports `function` ("package.module:name") and calls it as
     `function(**options)`; `make` returns the same table. A table of many stages and microbatches
     takes long to make, and a search looks at many: `per_stage` and `splits_backward` are its own,
-    said without it (`per_stage` None: only the table knows).
+    said without it (`per_stage` None: only the table knows, and it is no less than
+    `least_per_stage`).
     """
 
     name: str
@@ -181,6 +182,7 @@ class Schedule:
     make: Callable[[], Table] = field(compare=False)
     per_stage: float | None = None
     splits_backward: bool = False
+    least_per_stage: float = 0.0
 
     @functools.cached_property
     def table(self) -> Table:
@@ -189,12 +191,13 @@ class Schedule:
         table.check()
         assert table.splits_backward == self.splits_backward, self
         assert self.per_stage is None or math.isclose(table.per_stage, self.per_stage), self
+        assert table.per_stage >= self.least_pace * (1 - 1e-9), self
         return table
 
     @property
-    def bubble_pace(self) -> float:
-        """`Table.per_stage`: from what is said, where it is."""
-        return self.table.per_stage if self.per_stage is None else self.per_stage
+    def least_pace(self) -> float:
+        """What `Table.per_stage` is at least, without the table."""
+        return self.least_per_stage if self.per_stage is None else self.per_stage
 
 
 @dataclass(frozen=True)

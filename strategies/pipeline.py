@@ -34,7 +34,9 @@ NAMES = (*SIMPLE, "interleaved")
 class Pipeline(Strategy):
     """Cuts the layers into stages along pp, each with about the same work.
 
-    `schedule`: gpipe, 1f1b, interleaved or zero_bubble; None leaves the choice to the planner.
+    `schedule`: gpipe, 1f1b, interleaved or zero_bubble; None leaves the choice to the planner. It
+    looks at interleaved where microbatches come in whole groups of as many as there are stages: of
+    others the last group wins little, and their tables take long to make.
     `chunks`: how many pieces of the model a stage of an interleaved schedule has; None tries powers
     of two. Communication that follows: activations to the next stage and gradients back, once a
     microbatch; a weight used in several stages has its gradients summed over them, once a step.
@@ -75,7 +77,12 @@ class Pipeline(Strategy):
         for name, make in SIMPLE.items():
             if self.schedule in (None, name) and self.chunks is None:
                 yield self._schedule(name, make, stages=stages, microbatches=microbatches)
-        if self.schedule in (None, "interleaved"):
+        if self.schedule is None and microbatches % stages:
+            yield Refusal(
+                f"interleaved: {microbatches} microbatches don't make whole groups of {stages}, "
+                'one for each stage; pin "pipeline": {"schedule": "interleaved"} to have it so'
+            )
+        elif self.schedule in (None, "interleaved"):
             tried = [self.chunks] if self.chunks else [2**i for i in range(1, layers.bit_length())]
             fit = [chunks for chunks in tried if chunks * stages <= layers]
             for chunks in fit:
@@ -95,19 +102,22 @@ class Pipeline(Strategy):
     @staticmethod
     def _schedule(name: str, make: Make, **options: int) -> Schedule:
         stages, microbatches = options["stages"], options["microbatches"]
-        per_stage: float | None = 1.0
+        # The last stage begins after a forward (of one of its chunks) of all others; where the
+        # backward comes whole, the first one's last follows as many backwards.
+        least, exact = 1.0, True
         if name == "interleaved":
-            per_stage = None if microbatches % stages else 1 / options["chunks"]
+            least, exact = 1 / options["chunks"], microbatches % stages == 0
         if name == "zero_bubble":
-            per_stage = None if microbatches < stages else 1 / 3
+            least, exact = 1 / 3, microbatches >= stages
         return Schedule(
             name,
             "pp",
             f"autopar.runtime.schedules:{make.__name__}",
             tuple(options.items()),
             functools.partial(_table, make, **options),
-            per_stage,
+            least if exact else None,
             name == "zero_bubble",
+            least,
         )
 
     def conflict(

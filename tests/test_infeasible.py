@@ -133,19 +133,16 @@ def test_advice_to_take_a_strategy_that_was_left_out() -> None:
     assert "take recompute among the strategies" in dict(advice.refused)
 
 
-def test_advice_on_microbatches_that_are_no_power_of_two() -> None:
-    """Six samples on one data rank: a search tries 1 and 2 microbatches, advice 6 as well."""
+def test_microbatches_that_are_no_power_of_two() -> None:
+    """Six samples on one data rank: with 1 or 2 microbatches nothing fits."""
     job = classifier()
     six = Job(job.model, {name: value[:6] for name, value in job.batch.items()}, job.loss)
-    pin = {"tp": 4}
-    found = changes(error_of(six, 8_400, pin=pin).advice())
-    plan = found["pin microbatches = 6"]
-    assert (plan.microbatches, plan.axes["tp"]) == (6, 4)
+    for count in (1, 2):
+        error_of(six, 8_400, pin={"tp": 4, "microbatches": count})
     spec = {"preset": "cpu:4", "memory_bytes": 8_400}
-    wanted = autopar.compile(
-        six.model, spec, six.batch, loss=six.loss, pin={**pin, "microbatches": 6}
-    )
-    assert wanted.plan == plan
+    plan = autopar.compile(six.model, spec, six.batch, loss=six.loss, pin={"tp": 4}).plan
+    assert plan.microbatches in (3, 6)
+    assert plan.predicted.memory_bytes <= 8_400
 
 
 def test_an_error_that_travelled_has_its_plan_but_no_advice() -> None:

@@ -172,11 +172,16 @@ def searched(model: str, limit_bytes: int) -> Found:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_setting_is_open(model: str) -> None:
-    """dp × tp = 4, with every power of two of microbatches that leaves a rank a sample."""
+    """dp × tp = 4, with every number of microbatches that leaves each rank whole samples."""
     names = [f"{mesh}, {n} microbatches" for mesh in ("tp4",) for n in (1, 2, 4, 8)]
     names += [f"dp2 · tp2, {n} microbatches" for n in (1, 2, 4)]
     names += [f"dp4, {n} microbatches" for n in (1, 2)]
     assert list(cases(model)) == names
+
+
+def test_microbatches_are_all_that_divide_the_batch() -> None:
+    found = settings(axes_in_order(select_strategies(["data"])), 4, {}, None, 48, 0)
+    assert [one.microbatches for one in found] == [1, 2, 3, 4, 6, 12]
 
 
 @pytest.mark.parametrize("model", MODELS)

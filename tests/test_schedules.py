@@ -1,13 +1,15 @@
 """Tables of schedules: complete, free of deadlock, and what follows from them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from autopar.plugin import Mesh, Refusal, Schedule
 from autopar.runtime.schedules import gpipe, interleaved, one_forward_one_backward, zero_bubble
 from autopar.schedule import Action, BrokenScheduleError, Message, Table
+from autopar.strategies.pipeline import Pipeline
 
 Make = Callable[[int, int], Table]
 MAKERS: dict[str, Make] = {
@@ -41,6 +43,32 @@ def test_bubbles_are_the_published_ones(stages: int, microbatches: int) -> None:
         whole = microbatches + per_stage * (stages - 1)
         assert table.bubble == pytest.approx(1 - microbatches / whole), name
         assert table.per_slowest + table.per_stage * stages == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5, 8])
+def test_what_a_bubble_is_at_least_is_said_without_the_table(stages: int) -> None:
+    """Of every number of microbatches; where `per_stage` isn't said, it is more than the least."""
+    unsaid = 0
+    for microbatches in range(1, 3 * stages + 2):
+        for pipeline in (Pipeline(), Pipeline("interleaved", 2), Pipeline("interleaved", 3)):
+            for one in pipeline.schedules(Mesh((("pp", stages),)), microbatches, 24):
+                if isinstance(one, Refusal):
+                    continue
+                assert one.least_pace > 0
+                assert one.table.per_stage >= one.least_pace * (1 - 1e-9), one
+                unsaid += one.per_stage is None
+    assert unsaid > 0
+
+
+def test_interleaved_is_chosen_in_whole_groups_alone() -> None:
+    mesh = Mesh((("pp", 4),))
+    names = {m: _names(Pipeline().schedules(mesh, m, 16)) for m in (4, 6, 8)}
+    assert [m for m, found in names.items() if "interleaved" in found] == [4, 8]
+    assert "interleaved" in _names(Pipeline("interleaved").schedules(mesh, 6, 16))
+
+
+def _names(offers: Iterable[Schedule | Refusal]) -> set[str]:
+    return {one.name for one in offers if isinstance(one, Schedule)}
 
 
 def test_microbatches_in_flight() -> None:

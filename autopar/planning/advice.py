@@ -1,8 +1,6 @@
 """What would have to change for a plan to fit: single changes, each checked by planning with it."""
 
 import io
-import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -70,7 +68,7 @@ def advice(request: Request, smallest: Plan, watch: Watch = unwatched) -> Advice
     """Which changes make a request fit of which nothing does. `smallest`: its plan that needs
     least, which says how much memory would do."""
     changes, refused = [], []
-    for what, changed in itertools.chain(_lifted(request), _smaller(request, smallest)):
+    for what, changed in _lifted(request):
         outcome = _tried(changed, watch)
         if isinstance(outcome, Plan):
             changes.append(Change(what, outcome))
@@ -150,15 +148,6 @@ def _lifted(request: Request) -> Iterator[tuple[str, Request]]:
         if strategy.exact and strategy.name not in known:
             more = tuple(sorted((*request.strategies, strategy), key=lambda s: s.name))
             yield f"take {strategy.name} among the strategies", replace(request, strategies=more)
-
-
-def _smaller(request: Request, smallest: Plan) -> Iterator[tuple[str, Request]]:
-    """The request with microbatches of one sample on the smallest plan's mesh, where their number
-    is no power of two: a search tries those alone."""
-    pieces = request.model.batch_size // math.prod(smallest.mesh[a] for a in smallest.data_axes)
-    if request.pins.microbatches is None and pieces & (pieces - 1):
-        pins = replace(request.pins, axes=dict(smallest.axes), microbatches=pieces)
-        yield f"pin microbatches = {pieces}", replace(request, pins=pins)
 
 
 def _because_of_axes(pins: Pins, strategies: tuple[Strategy, ...]) -> set[str]:

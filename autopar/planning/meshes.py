@@ -39,8 +39,8 @@ def settings(
     batch_size: int,
     layers: int,
 ) -> Iterator[Setting]:
-    """Meshes with microbatch counts: the pinned one, else every power of two that leaves each rank
-    at least one sample."""
+    """Meshes with microbatch counts: the pinned one, else one and every other that leaves each rank
+    as many whole samples."""
     for mesh in meshes(axes, world, pinned, layers):
         data = tuple(
             mesh.part(axis.name) for axis in axes if axis.splits_batch and mesh.size(axis.name) > 1
@@ -51,7 +51,6 @@ def settings(
         if microbatches is not None:
             yield Setting(mesh, data, microbatches)
             continue
-        count = 1
-        while count == 1 or (batch_size % (pieces * count) == 0):
-            yield Setting(mesh, data, count)
-            count *= 2
+        for count in range(1, max(batch_size // pieces, 1) + 1):
+            if count == 1 or batch_size % (pieces * count) == 0:
+                yield Setting(mesh, data, count)

@@ -105,8 +105,8 @@ def _tried(
     request: Request, step: Step, forbid: tuple[str, ...], watch: Watch
 ) -> Plan | AutoparError:
     """The plan of a step, or why there is none."""
-    pieces = request.model.batch_size // (step.get(DATA, 1) * step.get(EXPERT, 1))
-    most = pieces & -pieces  # the largest power of two that divides it: the smallest microbatches
+    # Microbatches of one sample:
+    most = request.model.batch_size // (step.get(DATA, 1) * step.get(EXPERT, 1))
     try:
         pins = read_pins(step, forbid, request.strategies)
         if most > 1:

@@ -150,9 +150,9 @@ class Space:
         """Errors: AutoparError where the same by the same weights says that prices aren't so."""
         step_s = work[0] * setting.microbatches
         shares = [self._share_s(setting)]
-        shares += [
-            s for fewer, s in self.opened.get(setting.mesh, ()) if fewer < setting.microbatches
-        ]
+        # Of what isn't cut further, a microbatch is no part: 5 may fill tiles that 2 don't.
+        opened = self.opened.get(setting.mesh, ())
+        shares += [s for fewer, s in opened if setting.microbatches % fewer == 0]
         if step_s < max(shares) * (1 - ROUNDING):
             raise _not_subadditive(setting, step_s, max(shares))
         self.opened.setdefault(setting.mesh, []).append((setting.microbatches, step_s))

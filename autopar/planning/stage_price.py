@@ -295,6 +295,6 @@ def least_work(pricer: Pricer) -> LeastWork:
 def schedule_bound(schedule: Schedule, stages: int, microbatches: int, work: LeastWork) -> float:
     """No cut of the layers is faster: the stages together have at least all the work, and the
     slowest has at least its share."""
-    per_stage = schedule.bubble_pace
+    per_stage = schedule.least_pace
     pace = (microbatches - per_stage) / stages + per_stage
     return pace * work[0] + work[1] / stages

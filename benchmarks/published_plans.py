@@ -1,0 +1,166 @@
+"""Published configurations, pinned, beside the plan that is free: by the same model.
+
+python benchmarks/published_plans.py --into FILE [--sources narayanan_table1 …] [--no-free]
+    [--limit-s S] [--again]      # plans what FILE lacks; --again: also what came to no end
+python benchmarks/published_plans.py --from FILE [--every]  # docs/published-plans.md's tables
+
+A case is a model, a cluster and a global batch; its rows are pinned one by one, then it is planned
+without pins, for S seconds at most (where no plan was found by then, until there is one). All with
+the presets' figures, the installed cost models and what the published run kept of an optimizer.
+What a row's source doesn't state (recompute, the micro batch, chunks of stages) isn't pinned.
+"""
+
+import argparse
+import json
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import plan_cases
+from fidelity_predict import facts, graph_of, preset_of, state_of
+from plan_cases import Asked, Found, planned
+from published_models import Shape
+from published_plans_table import show
+from published_runs import SITES, Run, read_runs
+
+from autopar.cluster import ClusterSpec
+
+ORDER = (
+    *("narayanan_table1", "korthikanti_table5", "korthikanti_fig1", "korthikanti_layer"),
+    *("bloom", "vtrain_multi", "torchtitan", "foundry_h100", "foundry_a100"),
+    *("dense_nvidia_hopper", "dense_maxtext_hopper", "moe_nvidia_hopper"),
+    *("dense_nvidia_blackwell", "moe_nvidia_blackwell", "vtrain_single"),
+)
+FREE = "free"
+ROW_S = 60.0
+"""For which a row may plan, before its case is ended."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What has one free plan. `rows`: names of the runs, by what they pin."""
+
+    name: str
+    source: str
+    run: Run
+    shape: Shape
+    rows: Mapping[str, Run]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of its lines."""
+        return (*(f"{self.name}/{name}" for name in self.rows), f"{self.name}/{FREE}")
+
+
+def shape_of(run: Run) -> Shape:
+    """The run's model without what hangs on its plan: which kernel its software took for softmax
+    and loss."""
+    compiled = bool(facts(run.software).get("compiled_loss"))
+    return replace(run.shape, fused_softmax=True, compiled_loss=compiled)
+
+
+def cluster_of(run: Run) -> ClusterSpec:
+    """The preset with the run's network cards, and eight bits where its products have them."""
+    cluster, cards = preset_of(run), SITES.get(run.site, {}).get("nic", 1.0)
+    kernels = cluster.device.kernels
+    assert kernels is not None
+    kernels = replace(kernels, weight_products=run.weight_products)
+    links = [
+        link if link.name == "nvlink" else replace(link, bytes_per_s=link.bytes_per_s * cards)
+        for link in cluster.links
+    ]
+    return replace(cluster, device=replace(cluster.device, kernels=kernels), links=tuple(links))
+
+
+def pins_of(run: Run) -> Mapping[str, Any]:
+    """What the source states; strategies as this project has them (`selective_op` is "full")."""
+    unsaid = {"parallel.recompute": "recompute", "micro_batch": "microbatches"}
+    unsaid["parallel.vp"] = "pipeline"
+    left = {unsaid.get(text.removesuffix(" isn't stated"), "") for text in run.assumed}
+    return {name: value for name, value in run.pins.items() if name not in left}
+
+
+def cases(sources: Sequence[str]) -> tuple[Case, ...]:
+    """Those of the sources, in ORDER; rows that pin the same count once."""
+    found: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in sorted((r for r in read_runs() if not r.unsupported), key=_place):
+        if not sources or run.source in sources:
+            state = tuple(facts(run.software)["state"].items())
+            cluster = run.preset, run.devices, run.site, run.power_w, run.weight_products
+            found[shape_of(run), run.batch, cluster, state].append(run)
+    out = []
+    for (shape, *_), runs in found.items():
+        rows: dict[str, Run] = {}
+        pinned = set()
+        for run in runs:
+            text = json.dumps(pins_of(run), sort_keys=True)
+            if text not in pinned:
+                pinned.add(text)
+                rows[run.name] = run
+        first = runs[0]
+        out.append(Case(f"{first.source}/{first.name}", first.source, first, shape, rows))
+    return tuple(out)
+
+
+def _place(run: Run) -> int:
+    return ORDER.index(run.source)
+
+
+def solve(task: tuple[Case, float], wanted: Sequence[str]) -> Iterator[Found]:
+    """A case's plans."""
+    case, limit_s = task
+    warnings.simplefilter("ignore")
+    asked = Asked(
+        graph_of(case.shape, case.run.batch), cluster_of(case.run), state_of(case.run.software)
+    )
+    about = {"source": case.source, "group": case.run.group, "cluster": case.run.preset}
+    for name in wanted:
+        row = case.rows.get(name.rpartition("/")[2])
+        if row is None:
+            found = planned(asked, {}, limit_s)
+        else:
+            found = planned(asked, pins_of(row))
+            found |= {"measured_s": row.step_s, "assumed": row.assumed}
+        yield {"id": name, **about, **found}
+
+
+def main() -> None:
+    """Plans, or the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--from", dest="source_file", type=Path)
+    parser.add_argument("--sources", nargs="*", default=[])
+    parser.add_argument("--no-free", action="store_true")
+    parser.add_argument("--limit-s", type=float, default=60.0)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--every", action="store_true")
+    options = parser.parse_args()
+    if options.source_file:
+        show(list(plan_cases.known(options.source_file).values()), options.every)
+        return
+    chosen = cases(options.sources)
+    if options.into is None:
+        parser.error("--into or --from is needed")
+    for case in chosen:
+        wanted = list(_wanted(case, plan_cases.known(options.into), options))
+        if not wanted:
+            continue
+        whole_s = ROW_S * len(wanted) + 4 * options.limit_s
+        lines = plan_cases.run_alone(solve, (case, options.limit_s), wanted, whole_s)
+        plan_cases.keep(lines, options.into)
+        print(case.name, len(wanted), flush=True)
+
+
+def _wanted(case: Case, there: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    for name in case.ids:
+        if options.no_free and name.endswith(f"/{FREE}"):
+            continue
+        if name not in there or (options.again and "ended" in there[name]):
+            yield name
+
+
+if __name__ == "__main__":
+    main()
