@@ -133,6 +133,8 @@ FIRST, WIDER = 1e-6, 16.0
 it grows."""
 CLOSE = 5e-3
 """So far above the relaxation's bound an answer may lie that needs no proof, at once."""
+UNPROVEN = 2e-3
+"""The gap of the few choices that such an answer is taken from."""
 SMALL = 400
 """Choices of all slots together for which a sieve isn't worth its rounds."""
 
@@ -152,7 +154,8 @@ def _sifted(task: _Task, low: Relaxed, proves: bool) -> Solution | Infeasible | 
             for some, excess in zip(task.kept, low.excess_s, strict=True)
         )
         whole = kept == task.kept
-        found, bound_s = _fastest(replace(task, kept=kept))
+        gap = task.gap if proves else max(task.gap, UNPROVEN)
+        found, bound_s = _fastest(replace(task, kept=kept, gap=gap))
         if not whole:
             bound_s = min(bound_s, low.bound_s + width_s)
         bound_s = max(bound_s, low.bound_s)
