@@ -37,7 +37,8 @@ def drawn(seed: int) -> tuple[list[Part], list[Edge]]:
         source, *uses = [Use(p, layouts(p)) for p in joined]
         seconds = ((0.0, float(rng.randint(1, 3))), (rng.choice((None, 2.0)), 0.0))
         sizes = ((0, rng.randint(0, 2)), (0, 0))
-        edges.append(Edge(f"e{e}", source, tuple(uses), seconds, sizes, once=rng.random() < 0.3))
+        late = ((0.0, rng.choice((-1.0, 0.0, 2.0))), (rng.choice((-1.0, 0.0, 2.0)), 0.0))
+        edges.append(Edge(f"e{e}", source, tuple(uses), seconds, sizes, step_seconds=late))
     return parts, edges
 
 
@@ -54,7 +55,10 @@ def cost(parts: list[Part], edges: list[Edge], picks: tuple[int, ...]) -> list[f
             seconds = edge.seconds[made][layout]
             if seconds is None:
                 return None
-            total[1 if edge.once else 0] += seconds
+            late = edge.step_seconds[made][layout]
+            assert late is not None
+            total[0] += seconds
+            total[1] += late
             total[2] += edge.resident_bytes[made][layout]
     return total
 

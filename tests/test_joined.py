@@ -6,6 +6,7 @@ import pytest
 
 from autopar.planning.ilp import solve
 from autopar.planning.joined import (
+    Late,
     late_rates,
     late_seconds,
     split_price,
@@ -20,9 +21,9 @@ DP = (AxisPart("dp", 4),)
 LATENCY_S, S_PER_BYTE = 1.0, 1e-6
 
 
-def cost(effect: Effect) -> float:
-    assert isinstance(effect, Collective)
-    return LATENCY_S + S_PER_BYTE * effect.bytes
+def cost(effect: Collective) -> Late:
+    seconds = LATENCY_S + S_PER_BYTE * effect.bytes
+    return (0.0, seconds) if effect.per == "step" else (seconds, 0.0)
 
 
 def gather(size: int, what: str = "w", unit: str = "shards") -> Collective:
@@ -60,18 +61,18 @@ def test_many_gradients_fill_several_buckets() -> None:
 
 
 def test_a_joined_collective_adds_its_bytes_and_its_share_of_a_bucket() -> None:
-    assert split_price(gather(1000), cost) == pytest.approx(1000 * S_PER_BYTE)
+    assert split_price(gather(1000), cost) == pytest.approx((1000 * S_PER_BYTE, 0.0))
     half = BUCKET_BYTES // 2
-    assert split_price(gradient(half), cost) == pytest.approx(half * S_PER_BYTE + LATENCY_S / 2)
+    once_s = half * S_PER_BYTE + LATENCY_S / 2
+    assert split_price(gradient(half), cost) == pytest.approx((0.0, once_s))
 
 
 def test_shares_add_up_to_the_whole_where_short_messages_go_another_way() -> None:
     """By the cheaper of an algorithm without latency and one with: what all regions send costs just
     what the call costs, and what some of them send at most that."""
 
-    def cheaper(effect: Effect) -> float:
-        assert isinstance(effect, Collective)
-        return min(0.25 + 1e-5 * effect.bytes, cost(effect))
+    def cheaper(effect: Collective) -> Late:
+        return min(0.25 + 1e-5 * effect.bytes, cost(effect)[0]), 0.0
 
     call = gather(0, what="")
     sizes = (100, 30_000, 70_000)
@@ -79,12 +80,12 @@ def test_shares_add_up_to_the_whole_where_short_messages_go_another_way() -> Non
 
     def priced(some: tuple[int, ...]) -> float:
         return sum(
-            split_price(gather(size), cheaper) + late_seconds({call: size}, rates)[0]
+            split_price(gather(size), cheaper)[0] + late_seconds({call: size}, rates)[0]
             for size in some
         )
 
     def whole(some: tuple[int, ...]) -> float:
-        return cheaper(gather(sum(some))) - cheaper(call)
+        return cheaper(gather(sum(some)))[0] - cheaper(call)[0]
 
     assert priced(sizes) == pytest.approx(whole(sizes))
     for some in (sizes[:1], sizes[:2], sizes[1:]):

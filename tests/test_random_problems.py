@@ -61,7 +61,9 @@ def drawn(seed: int) -> PlanningProblem:
         uses = tuple(Use(t, row) for t in sorted(ahead))
         at, sizes = s * stages // layers, ((0, 1, 1), (1, 0, 1), (1, 1, 0))
         table_s = tuple(tuple(row) for row in seconds)
-        edges.append(Edge(f"e{s}", Use(s, row), uses, table_s, sizes, at, draw.random() < 0.2))
+        late = draw.choice((0.0, 0.0, 0.0, 1.0, -0.5))
+        late_s = tuple(tuple(late * x for x in row) for row in seconds)
+        edges.append(Edge(f"e{s}", Use(s, row), uses, table_s, sizes, at, late_s))
     base = tuple(Share(i, 0.1, 0.2, 5, (1,) * chunks, 2) for i in range(stages))
     return PlanningProblem(slots, tuple(edges), 10**9, stages=stages_of(table), base_shares=base)
 

@@ -72,8 +72,11 @@ def drawn(seed: int) -> PlanningProblem:
         )
         uses = (Use(s + 1, needed),)
         sizes = ((0, 3), (2, 0))
-        at, once = rng.randrange(count), bool(rng.randint(0, 1))
-        edges.append(Edge(f"e{s}", Use(s, made), uses, table_s, sizes, at, once))
+        # Once a step more, or less by a part of what it takes each microbatch.
+        late = rng.choice((-0.5, 0.0, 1.0))
+        late_s = tuple(tuple(None if x is None else late * x for x in row) for row in table_s)
+        at = rng.randrange(count)
+        edges.append(Edge(f"e{s}", Use(s, made), uses, table_s, sizes, at, late_s))
     base = tuple(Share(i, 0.25, 0.5, 7, (1,) * chunks, 3) for i in range(count))
     limit = rng.choice([40, 70, 110, 10_000])
     return PlanningProblem(
@@ -95,8 +98,9 @@ def cost(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] 
         seconds = edge.seconds[made][needed]
         if seconds is None:
             return None
-        each_s, once_s = (0.0, seconds) if edge.once else (seconds, 0.0)
-        paid.append((Share(edge.stage, each_s, once_s, edge.resident_bytes[made][needed]), ""))
+        once_s = edge.step_seconds[made][needed]
+        assert once_s is not None
+        paid.append((Share(edge.stage, seconds, once_s, edge.resident_bytes[made][needed]), ""))
     each, late, most = [], [], 0
     for i, in_flight in enumerate(stages.in_flight):
         mine = [(share, group) for share, group in paid if share.stage == i]
@@ -113,7 +117,9 @@ def cost(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] 
             )
             whole = sum(share.resident_bytes for share, _ in mine) + max(groups.values(), default=0)
             most = max(most, whole + held)
-    step = stages.per_slowest * max(each) + stages.per_stage * sum(each) + max(late)
+    spare = max(0.0, 1.0 - stages.per_stage)
+    longest = max(o - spare * (max(each) - e) for e, o in zip(each, late, strict=True))
+    step = stages.per_slowest * max(each) + stages.per_stage * sum(each) + longest
     return step, most
 
 

@@ -35,6 +35,7 @@ from autopar.planning.region_effects import (
     scalar_collectives,
     unused_effects,
 )
+from autopar.planning.weights import Spent
 from autopar.plugin import Effect, Resident
 
 
@@ -299,6 +300,16 @@ def model_flops(program: Program) -> int:
             )
         total += of_block[id(block)]
     return total * setting.microbatches
+
+
+def spent_in_step(every: Sequence[Books], setting: Setting) -> Spent:
+    """What the slowest stage's step is made of, as if all stages took as long: with the plain
+    microbatches that it waits for."""
+    slowest = max(every, key=lambda books: books.step_s)
+    if setting.schedule is None:
+        return slowest.spent(setting.microbatches - 1)
+    table = setting.schedule.table
+    return slowest.spent(table.per_slowest + table.per_stage * table.stages - 1)
 
 
 def step_seconds(every: Sequence[Books], setting: Setting) -> float:

@@ -120,8 +120,8 @@ class Anywhere:
         ends = [0, *itertools.accumulate(counts)]
         at = [(part, ends[part], ends[part + 1]) for part in range(len(counts))]
         each = [float(self.spans.seconds[place]) for place in at]
-        late = max(float(self.spans.step_seconds[place]) for place in at)
-        return self.stages.per_slowest * max(each) + self.stages.per_stage * sum(each) + late
+        once = [float(self.spans.step_seconds[place]) for place in at]
+        return self.stages.step_seconds(each, once)
 
     @property
     def spread(self) -> tuple[tuple[int, int], ...]:
@@ -185,7 +185,7 @@ class Anywhere:
             own[TRANSIENT] = 0.0
             rows[part % table.stages] += own
             sends = (part < table.parts - 1) + (part > 0)
-            rows[part % table.stages][SECONDS] += sends * self._send_s
+            rows[part % table.stages][SECONDS : STEP + 1] += sends * self._send_s
         return tuple(rows)
 
     @property
@@ -193,8 +193,9 @@ class Anywhere:
         return list({id(kind): kind for kind in self.layered.kinds.values()}.values())
 
     @cached_property
-    def _send_s(self) -> float:
-        """What it costs at least to hand a layer's result on, or its gradient back."""
+    def _send_s(self) -> Floats:
+        """What it costs at least to hand a layer's result on, or its gradient back: seconds of a
+        microbatch, and once a step."""
         pricer = self.layered.pricer
         skeleton, setting = pricer.model.skeleton, pricer.setting
         axis = setting.mesh.part(self.schedule.axis)
@@ -209,7 +210,9 @@ class Anywhere:
             for layout in dict.fromkeys(layouts)
             for forward in (True, False)
         }
-        return min(map(pricer.prices.seconds, sends), default=0.0)
+        costs = [pricer.prices.seconds(send) for send in sends] or [(0.0, 0.0)]
+        least: Floats = np.array(costs).min(axis=0)
+        return least
 
     # ------------------------------------------------------------ layers
 
@@ -231,6 +234,7 @@ class Anywhere:
         bill = self._inputs(kind)
         times = self.layered.pricer.setting.microbatches
         rows[:, SECONDS] += bill.each_s(times)
+        rows[:, STEP] += bill.step_s
         rows[:, RESIDENT] += bill.lasting_bytes
         return rows
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
-from autopar.planning.weights import Row, Spent, entry, window_of
+from autopar.planning.weights import AT_THE_END, Row, Spent, entry, scaled, window_of
 from autopar.plugin import Alongside, Collective, Compute, Effect, Resident
 
 ORDER = (
@@ -62,11 +62,10 @@ class Window:
         hidden_s = self.hidden_s + (self.hidden_once_s if once else 0.0)
         return Alongside(self.compute_s + self.waited_s, host_s, hidden_s)
 
-    def of_step(self, times: int) -> Row:
-        """Seconds of device, host and network in all the windows of a step."""
-        one = self.all()
-        network_s = one.network_s * times + self.hidden_once_s
-        return one.device_s * times, one.host_s * times, network_s
+    def row(self, once: bool = False) -> Row:
+        """Seconds of device, host and network, with what comes `once` a step."""
+        one = self.all(once)
+        return one.device_s, one.host_s, one.network_s
 
 
 @dataclass
@@ -78,7 +77,11 @@ class Books:
     once_s: float = 0.0
     memory: dict[str, int] = field(default_factory=dict)
     groups: dict[Key, tuple[int, int, float]] = field(default_factory=dict)
-    spent: Spent = field(default=({}, 0.0))
+    plain: dict[str, Row] = field(default_factory=dict)
+    """Seconds of device, host and network in a microbatch's windows without what comes once."""
+    ends: dict[str, Row] = field(default_factory=dict)
+    """The same with what comes once, and of the optimizer."""
+    waited_once_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -89,6 +92,11 @@ class Books:
     def microbatch_s(self) -> float:
         """What all microbatches take together."""
         return self.step_s - self.once_s
+
+    def spent(self, plain: float) -> Spent:
+        """What a step is made of that has so many plain windows, and one with what comes once."""
+        windows = {name: scaled(row, plain) for name, row in self.plain.items()}
+        return {**windows, **self.ends}, self.waited_once_s
 
 
 Tally = Mapping[tuple[Effect, int], int]
@@ -168,7 +176,6 @@ def _close(
     microbatches: int,
 ) -> None:
     """The windows as seconds by kind. Communication is what it adds to compute."""
-    spent = {}
     for phase, window in windows.items():
         computing, all_s = prices.cost(window.computing()), prices.cost(window.all())
         more_s = prices.cost(window.all(once=True)) - all_s
@@ -177,10 +184,12 @@ def _close(
         books.seconds["optimizer" if closing else "compute"] += computing * times
         books.seconds["communication"] += (all_s - computing) * times + more_s
         books.once_s += all_s + more_s if closing else more_s
-        spent[phase] = window.of_step(times)
+        if not closing:
+            books.plain[phase] = window.row()
+        books.ends[AT_THE_END.get(phase, phase)] = window.row(once=True)
     books.seconds["communication"] += waited_once_s
     books.once_s += waited_once_s
-    books.spent = spent, waited_once_s
+    books.waited_once_s = waited_once_s
 
 
 def memory_of(held: Iterable[tuple[str, Resident]], stage: Stage, prices: Prices) -> dict[str, int]:

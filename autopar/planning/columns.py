@@ -67,9 +67,8 @@ class _State:
 
 
 def columns(parts: Sequence[Part], edges: Sequence[Edge], counted: Costs) -> Columns:
-    """The Pareto front of all combinations. `edges` join parts, by index; an edge with `once` is
-    paid once a step, others once a microbatch. `counted`: the sums of costs that matter, one a row.
-    """
+    """The Pareto front of all combinations. `edges` join parts, by index; their seconds are those
+    of a microbatch. `counted`: the sums of costs that matter, one a row."""
     start = _State((None,) * len(edges), frozenset())
     fronts = {start: _Front(np.zeros((1, 5)), np.zeros((1, 0), np.int32))}
     ends = [max([edge.source.slot, *(use.slot for use in edge.uses)]) for edge in edges]
@@ -141,10 +140,11 @@ def _paid(crossings: Sequence[tuple[Edge, Crossing | None]]) -> tuple[float, ...
         assert crossing is not None, edge.name
         made, needed = crossing
         for n in sorted(needed) if made is not None else ():
-            seconds = edge.seconds[made][n]  # type: ignore[index]
-            if seconds is None:
+            if edge.seconds[made][n] is None:  # type: ignore[index]
                 return None
-            paid[ONCE_S if edge.once else EACH_S] += seconds
+            each_s, once_s = edge.costs(made, n)  # type: ignore[arg-type]
+            paid[EACH_S] += each_s
+            paid[ONCE_S] += once_s
             paid[RESIDENT] += edge.resident_bytes[made][n]  # type: ignore[index]
     return tuple(paid)
 

@@ -261,7 +261,7 @@ def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, i
     seconds = problem.base_seconds + sum(choice.seconds for choice in taken)
     memory_bytes = problem.base_bytes + sum(choice.resident_bytes for choice in taken)
     for edge, made, needed in made_of:
-        seconds += edge.seconds[made][needed] or 0.0
+        seconds += sum(edge.costs(made, needed))
         memory_bytes += edge.resident_bytes[made][needed]
     groups: dict[str, int] = {}
     for slot, choice in zip(problem.slots, taken, strict=True):
@@ -327,6 +327,8 @@ def check(problem: PlanningProblem) -> None:
     for edge in problem.edges:
         for use in (edge.source, *edge.uses):
             assert len(use.layouts) == len(problem.slots[use.slot].choices), edge.name
-        prices = [s for row in edge.seconds for s in row if s is not None]
-        assert all(0 <= s < math.inf for s in prices), edge.name
+        pairs = [(m, n) for m, row in enumerate(edge.seconds) for n, s in enumerate(row)]
+        possible = [(m, n) for m, n in pairs if edge.seconds[m][n] is not None]
+        prices = [edge.costs(made, needed) for made, needed in possible]
+        assert all(0 <= each < math.inf and each + once >= 0 for each, once in prices), edge.name
         assert all(b >= 0 for row in edge.resident_bytes for b in row), edge.name

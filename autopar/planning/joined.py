@@ -13,11 +13,11 @@ from autopar.planning.problem import Edge, Use
 from autopar.plugin import BUCKET, Collective, Effect
 from autopar.runtime.gradients import BUCKET_BYTES
 
-Cost = Callable[[Collective], float]
-MANY = 64
-"""Buckets in which a call's latency is nothing."""
 Late = tuple[float, float]
 """Seconds each microbatch, and once a step."""
+Cost = Callable[[Collective], Late]
+MANY = 64
+"""Buckets in which a call's latency is nothing."""
 Taken = frozenset[Collective]
 """The units, as empty calls, that a choice takes part in."""
 
@@ -27,33 +27,38 @@ def empty_call(effect: Collective) -> Collective:
     return replace(effect, bytes=0, what="")
 
 
-def split_price(effect: Collective, cost: Cost) -> float:
+def split_price(effect: Collective, cost: Cost) -> Late:
     """Seconds that a joined collective adds: of its bytes, and of the buckets that they fill.
 
     In a bucket a byte costs what it costs in a full one; in a unit what it costs where so many are
     sent that only the rate counts. (`late_rates` has the rest.) A short message alone would go by
     another algorithm, and prices of shares must add up to that of the whole.
     """
-    return effect.bytes * (
-        _sent(effect, BUCKET_BYTES, cost) / BUCKET_BYTES
-        if effect.unit == BUCKET
-        else _full_rate(effect, cost)
-    )
+    rates = _bucket_rate if effect.unit == BUCKET else _full_rate
+    each_s, once_s = rates(effect, cost)
+    return effect.bytes * each_s, effect.bytes * once_s
 
 
-def _sent(call: Collective, size_bytes: int, cost: Cost) -> float:
+def _sent(call: Collective, size_bytes: int, cost: Cost) -> Late:
     return cost(replace(empty_call(call), bytes=size_bytes))
 
 
-def _full_rate(call: Collective, cost: Cost) -> float:
+def _bucket_rate(call: Collective, cost: Cost) -> Late:
+    """Seconds a byte of a full bucket."""
+    each_s, once_s = _sent(call, BUCKET_BYTES, cost)
+    return each_s / BUCKET_BYTES, once_s / BUCKET_BYTES
+
+
+def _full_rate(call: Collective, cost: Cost) -> Late:
     """Seconds a byte where latencies are nothing."""
     size = MANY * BUCKET_BYTES
-    return (_sent(call, 2 * size, cost) - _sent(call, size, cost)) / size
+    twice, one = _sent(call, 2 * size, cost), _sent(call, size, cost)
+    return (twice[0] - one[0]) / size, (twice[1] - one[1]) / size
 
 
 def late_rates(
     rows: Iterable[Sequence[Mapping[Collective, int]]], cost: Cost
-) -> Mapping[Collective, float]:
+) -> Mapping[Collective, Late]:
     """Of each unit of a layer, the seconds a byte beyond the full rate: what all bytes that it may
     have come to, less the empty call. A price is concave in the bytes, so that fewer, which are
     priced by the same rate, cost at least so much, and all of them just so much.
@@ -63,17 +68,23 @@ def late_rates(
     for row in rows:
         for call in {call for taken in row for call in taken}:
             most[call] = most.get(call, 0) + max(taken.get(call, 0) for taken in row)
-    rates = {}
-    for call, size in most.items():
-        whole_s = _sent(call, size, cost) - _sent(call, 0, cost)
-        rates[call] = max(0.0, whole_s / size - _full_rate(call, cost)) if size else 0.0
-    return rates
+    return {call: _late_rate(call, size, cost) for call, size in most.items()}
 
 
-def late_seconds(taken: Mapping[Collective, int], rates: Mapping[Collective, float]) -> Late:
+def _late_rate(call: Collective, size: int, cost: Cost) -> Late:
+    if not size:
+        return 0.0, 0.0
+    whole, empty, full = _sent(call, size, cost), _sent(call, 0, cost), _full_rate(call, cost)
+    # Each window by itself: a microbatch's, and the one with what hides once a step.
+    each_s = max(0.0, (whole[0] - empty[0]) / size - full[0])
+    ends_s = max(0.0, (sum(whole) - sum(empty)) / size - sum(full))
+    return each_s, ends_s - each_s
+
+
+def late_seconds(taken: Mapping[Collective, int], rates: Mapping[Collective, Late]) -> Late:
     """What a choice's bytes cost beyond the full rate: each microbatch, and once a step."""
-    each_s = sum(size * rates[call] for call, size in taken.items() if call.per != "step")
-    once_s = sum(size * rates[call] for call, size in taken.items() if call.per == "step")
+    each_s = sum(size * rates[call][0] for call, size in taken.items())
+    once_s = sum(size * rates[call][1] for call, size in taken.items())
     return each_s, once_s
 
 
@@ -96,7 +107,7 @@ def unit_edges(units: Mapping[str, Mapping[int, Sequence[Taken]]], call_s: Cost)
     """What a layer pays once if any of its regions takes part in a unit: a conversion from "none"
     to "joined" that all who take part share.
 
-    `units`: by layer and slot, what each choice takes part in; `call_s`: a call's seconds a step.
+    `units`: by layer and slot, what each choice takes part in; `call_s`: a call's seconds.
     """
     for path, slots in units.items():
         together: dict[tuple[tuple[int, ...], ...], list[Collective]] = {}
@@ -107,9 +118,10 @@ def unit_edges(units: Mapping[str, Mapping[int, Sequence[Taken]]], call_s: Cost)
         source = Use(first, (0,) * len(choices))
         for takers, calls in together.items():
             uses = tuple(Use(slot, row) for slot, row in zip(slots, takers, strict=True))
-            seconds = sum(call_s(call) for call in calls)
+            costs = [call_s(call) for call in calls]
+            each, once = (((0.0, sum(cost[i] for cost in costs)), (0.0, 0.0)) for i in range(2))
             name = f"{path}:{calls[0].unit} over {' · '.join(part.axis for part in calls[0].axes)}"
-            yield Edge(name, source, uses, ((0.0, seconds), (0.0, 0.0)), ((0, 0), (0, 0)))
+            yield Edge(name, source, uses, each, ((0, 0), (0, 0)), step_seconds=once)
 
 
 def _calls(rows: Iterable[Sequence[Taken]]) -> list[Collective]:

@@ -5,7 +5,7 @@ groups that run again together.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -134,31 +134,30 @@ class Kinds:
         self,
         path: str,
         candidates: tuple[Candidate, ...],
-        inside_s: list[float],
-        late_s: list[Late],
+        *late_s: list[Late],
     ) -> Costs:
         times, rows = self.pricer.setting.microbatches, []
-        for candidate, more_s, (each_s, once_s) in zip(candidates, inside_s, late_s, strict=True):
+        for candidate, *more in zip(candidates, *late_s, strict=True):
             bill = self.pricer.bill(path, candidate)
+            each_s = bill.each_s(times) + sum(late[0] for late in more)
+            once_s = bill.step_s + sum(late[1] for late in more)
             sizes = (bill.lasting_bytes, bill.held_bytes, bill.transient_bytes)
-            rows.append((bill.each_s(times) + more_s + each_s, bill.step_s + once_s, *sizes))
+            rows.append((each_s, once_s, *sizes))
         return np.array(rows)
 
     def _units(self, path: str, regions: Regions, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
-        for once in (False, True):
-            slots = {
-                index[path, region]: taken_in(self.pricer, path, candidates, once)
-                for region, candidates in regions.items()
-            }
-            for edge in unit_edges({path: slots}, self.pricer.prices.seconds):
-                yield replace(edge, once=once)
+        slots = {
+            index[path, region]: taken_in(self.pricer, path, candidates)
+            for region, candidates in regions.items()
+        }
+        yield from unit_edges({path: slots}, self.pricer.prices.seconds)
 
 
-def inside_seconds(pricer: Pricer, path: str) -> dict[SlotKey, list[float]]:
-    """Seconds a microbatch of conversions inside each region of a layer, or of the skeleton (""),
-    by candidate."""
+def inside_seconds(pricer: Pricer, path: str) -> dict[SlotKey, list[Late]]:
+    """Seconds of conversions inside each region of a layer, or of the skeleton (""), by
+    candidate."""
     out = {
-        key: [0.0] * len(candidates)
+        key: [(0.0, 0.0)] * len(candidates)
         for key, candidates in pricer.candidates.items()
         if key[0] == path
     }
@@ -166,7 +165,10 @@ def inside_seconds(pricer: Pricer, path: str) -> dict[SlotKey, list[float]]:
         for need in needs:
             if need[0] == made[0] and made[0] in out:
                 more = pricer.inside_s(path, name, made, need)
-                out[made[0]] = [a + b for a, b in zip(out[made[0]], more, strict=True)]
+                out[made[0]] = [
+                    (before[0] + now[0], before[1] + now[1])
+                    for before, now in zip(out[made[0]], more, strict=True)
+                ]
     return out
 
 
@@ -198,13 +200,10 @@ def taken_in(
     pricer: Pricer,
     path: str,
     candidates: Sequence[Candidate],
-    once: bool,
     here: Here | None = None,
 ) -> list[Taken]:
-    """For each candidate the joined calls that it takes part in: those of a step or (not `once`)
-    of a microbatch."""
-    bills = (pricer.bill(path, candidate, here) for candidate in candidates)
-    return [frozenset(c for c in bill.units if (c.per == "step") == once) for bill in bills]
+    """For each candidate the joined calls that it takes part in."""
+    return [frozenset(pricer.bill(path, candidate, here).units) for candidate in candidates]
 
 
 def _seen(candidate: Candidate) -> Iterator[tuple[Hashable, ...]]:

@@ -71,7 +71,8 @@ def without_memory(loose: Loose) -> Multipliers:
 
 def priced(loose: Loose, found: Multipliers) -> tuple[float, list[list[Floats]]]:
     """The bound by some multipliers, and what each choice weighs."""
-    total = loose.stages.per_slowest * found.floor * loose.least_slowest_s
+    stages = loose.stages
+    total = (stages.per_slowest - stages.spare) * found.floor * loose.least_slowest_s
     plain = [_weights(found, loose.stages, i) for i in range(len(loose.base))]
     for i, row in enumerate(loose.base):
         total += float(row @ _counted(plain[i], found.moments[i, 0]))
@@ -97,7 +98,8 @@ def priced(loose: Loose, found: Multipliers) -> tuple[float, list[list[Floats]]]
 def _weights(found: Multipliers, stages: Stages, i: int) -> Floats:
     """What a stage's costs count for, but for transient bytes."""
     counts = np.array(stages.in_flight[i], np.float64)
-    seconds = stages.per_slowest * found.seconds[i] + found.every
+    seconds = (stages.per_slowest - stages.spare) * found.seconds[i] + found.every
+    seconds += stages.spare * found.step[i]
     return np.array([seconds, found.step[i], found.memory[i].sum(), 0.0, *found.memory[i] @ counts])
 
 

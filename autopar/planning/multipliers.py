@@ -145,7 +145,7 @@ def _multipliers(
     objective = {"over": 1.0} if fit else {"slowest": stages.per_slowest, "late": 1.0}
     if not fit:
         rows.append(Row(("fits", 0, 0), np.zeros(0), {"over": -1.0}, 0.0))
-    found = solved_duals(Linear(names, objective, seconds, rows), solver)
+    found = solved_duals(Linear(names, ("late",), objective, seconds, rows), solver)
     if found is None:
         return None
     values, value = found
@@ -207,7 +207,9 @@ def _rows(loose: Loose, taken: Sequence[_Taken], second: float, unit: float) -> 
         base = loose.base[i]
         own_s = -second * costs[:, SECONDS]
         yield Row(("slowest", i, 0), own_s, {"slowest": 1.0}, second * base[SECONDS])
-        yield Row(("late", i, 0), -second * costs[:, STEP], {"late": 1.0}, second * base[STEP])
+        own_s = -second * (costs[:, STEP] + stages.spare * costs[:, SECONDS])
+        late = second * (base[STEP] + stages.spare * base[SECONDS])
+        yield Row(("late", i, 0), own_s, {"late": 1.0, "slowest": stages.spare}, late)
         for moment in moments:
             rhs = unit * base[TRANSIENT] if moment == 0 else 0.0
             sizes = -unit * costs[:, TRANSIENT] * shares[moment]

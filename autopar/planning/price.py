@@ -19,6 +19,7 @@ from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Here
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout
+from autopar.planning.joined import Late
 from autopar.planning.prices import Bill, Prices
 from autopar.planning.problem import Edge, Use
 from autopar.planning.region_effects import (
@@ -72,9 +73,7 @@ class Pricer:
     bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
     ops_bills: dict[tuple[object, ...], tuple[Bill, Layouts]] = field(default_factory=dict)
     param_bills: dict[tuple[object, ...], Bill] = field(default_factory=dict)
-    conversions: dict[tuple[Value, Layout, Layout, bool], float | None] = field(
-        default_factory=dict
-    )
+    conversions: dict[tuple[Value, Layout, Layout, bool], Late | None] = field(default_factory=dict)
     boundaries: dict[Hashable, LayoutRow] = field(default_factory=dict)
     reaches: dict[Hashable, Reach | None] = field(default_factory=dict)
     runs_again: dict[Hashable, bool] = field(default_factory=dict)
@@ -181,11 +180,12 @@ class Pricer:
             args = (self.setting, self.alike, path, group, here, place)
             work = self.works.of(block, only, *args)
             times = self.setting.microbatches
-            each_s = sum(
-                weighted(self.prices.weights.of(window), (device_s, host_s, 0.0))
-                for window, device_s, host_s in work.spent
-            )
-            bill = replace(work.held, compute_s=each_s * times)
+            weights, each_s, ends_s = self.prices.weights, 0.0, 0.0
+            for window, device_s, host_s in work.spent:
+                each_s += weighted(weights.of(window), (device_s, host_s, 0.0))
+                ends_s += weighted(weights.at_the_end(window), (device_s, host_s, 0.0))
+            once_s = ends_s - each_s
+            bill = replace(work.held, compute_s=each_s * times + once_s, step_s=once_s)
             bill += self.prices.bill(work.collectives, times)
             if path == "":
                 bill += self._of_loss(only, here)
@@ -401,9 +401,9 @@ class Pricer:
 
     def conversion_s(
         self, block: Block, name: str, made: Layout, need: Layout, again: bool = False
-    ) -> float | None:
-        """Seconds of a conversion for one microbatch, `again` in the backward as well; None where
-        it is impossible."""
+    ) -> Late | None:
+        """Seconds of a conversion for one microbatch, `again` in the backward as well, and once a
+        step; None where it is impossible."""
         value = block.values[name]
         key = (value, made, need, again)
         if key not in self.conversions:
@@ -413,7 +413,8 @@ class Pricer:
                 self.conversions[key] = None
             else:
                 effects = [*step_effects(steps, name), *(steps_again(steps, name) if again else ())]
-                self.conversions[key] = self.prices.bill(effects, 1).seconds
+                bill = self.prices.bill(effects, 1)
+                self.conversions[key] = bill.each_s(1), bill.step_s
         return self.conversions[key]
 
     def _again(self, path: str, candidate: Candidate, name: str) -> bool:
@@ -433,10 +434,10 @@ class Pricer:
             )
         return self.runs_again[*key, name]
 
-    def inside_s(self, path: str, name: str, made: Need, need: Need) -> list[float]:
-        """Seconds a microbatch of a conversion inside one region, by candidate."""
+    def inside_s(self, path: str, name: str, made: Need, need: Need) -> list[Late]:
+        """Seconds of a conversion inside one region, by candidate."""
         out, block = [], self.block(path)
-        known: dict[tuple[Layout, Layout, bool], float | None] = {}
+        known: dict[tuple[Layout, Layout, bool], Late | None] = {}
         for candidate, start, end in zip(self.candidates[made[0]], made[1], need[1], strict=True):
             again = made[0][0] == path and self._again(path, candidate, name)
             key = (start, end, again)
@@ -471,19 +472,23 @@ class Pricer:
         number = {one: i for i, one in enumerate(dict.fromkeys([*source, *chain(*rows)]))}
         sources, targets = set(source), set(chain(*rows))
 
-        def seconds(a: Cross, b: Cross) -> float | None:
+        def seconds(a: Cross, b: Cross) -> Late | None:
             if a not in sources or b not in targets:
-                return 0.0
+                return 0.0, 0.0
             # Regions of one layer agree: what a pair that can't occur costs doesn't matter.
             return self.conversion_s(block, name, a[0], b[0], a[1] and b[1])
 
-        table = tuple(tuple(seconds(a, b) for b in number) for a in number)
-        if all(x == 0.0 for row in table for x in row):
+        table = [[seconds(a, b) for b in number] for a in number]
+        if all(x is not None and not any(x) for row in table for x in row):
             return None
+        each, once = (
+            tuple(tuple(None if x is None else x[i] for x in row) for row in table)
+            for i in range(2)
+        )
         zero = tuple((0,) * len(number) for _ in number)
         uses = tuple(
             Use(index[key], tuple(number[x] for x in row))
             for (key, _), row in zip(needs, rows, strict=True)
         )
         start = Use(index[made[0]], tuple(number[x] for x in source))
-        return Edge(f"{path}:{name}", start, uses, table, zero)
+        return Edge(f"{path}:{name}", start, uses, each, zero, step_seconds=once)

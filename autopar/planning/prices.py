@@ -6,8 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
-from autopar.planning.joined import empty_call, split_price
-from autopar.planning.weights import Row, Weights, beside, entry, weighted, window_of
+from autopar.planning.joined import Late, empty_call, split_price
+from autopar.planning.weights import (
+    Row,
+    Weights,
+    beside,
+    comes_once,
+    entry,
+    weighted,
+    window_of,
+)
 from autopar.plugin import BUCKET, Alongside, Collective, Compute, CostModel, Effect, Resident
 
 ONE_RANK = Mesh(())
@@ -66,7 +74,7 @@ class Prices:
     mesh: Mesh
     cluster: ClusterSpec
     weights: Weights = field(default_factory=Weights)
-    known: dict[tuple[object, ...], float] = field(default_factory=dict, compare=False)
+    known: dict[tuple[object, ...], Late] = field(default_factory=dict, compare=False)
     """Prices of collectives, whatever they communicate; of joined ones, what they add to a call."""
 
     def on(self, mesh: Mesh) -> "Prices":
@@ -78,8 +86,9 @@ class Prices:
         mesh = self.mesh if isinstance(effect, Collective) else ONE_RANK
         return self._checked(effect, self._model(effect).cost(effect, mesh, self.cluster))
 
-    def seconds(self, effect: Compute | Collective) -> float:
-        """What an effect of its window adds, as the weights count it."""
+    def seconds(self, effect: Compute | Collective) -> Late:
+        """What an effect adds each microbatch and once a step, as the weights count it: the window
+        with what hides once a step has weights of its own."""
         if isinstance(effect, Compute):
             return self._weighted(effect)
         key = ("whole", *_all_but_what(effect))
@@ -87,13 +96,19 @@ class Prices:
             self.known[key] = self._weighted(effect)
         return self.known[key]
 
-    def _weighted(self, effect: Compute | Collective) -> float:
+    def _weighted(self, effect: Compute | Collective) -> Late:
         price, host_s = self.apart(effect)
         hides = isinstance(effect, Collective) and self.hides(effect)
-        work = entry(effect, hides, price, host_s)
-        return price if work is None else weighted(self.weights.of(window_of(effect)), work)
+        work, window = entry(effect, hides, price, host_s), window_of(effect)
+        if work is None:
+            return 0.0, price
+        each_s, ends_s = (
+            weighted(row, work)
+            for row in (self.weights.of(window), self.weights.at_the_end(window))
+        )
+        return (0.0, ends_s) if comes_once(effect) else (each_s, ends_s - each_s)
 
-    def _joined(self, effect: Collective) -> float:
+    def _joined(self, effect: Collective) -> Late:
         key = ("joined", *_all_but_what(effect))
         if key not in self.known:
             self.known[key] = split_price(effect, self.seconds)
@@ -132,28 +147,28 @@ class Prices:
         units: dict[Collective, int] = {}
         for effect in effects:
             assert not isinstance(effect, Alongside), effect
+            if isinstance(effect, Resident):
+                size = math.ceil(self.cost(effect))
+                if effect.what == "transient":
+                    transient += size
+                else:
+                    resident += size
+                    held += size if effect.what == "saved" else 0
+                continue
             if isinstance(effect, Collective) and effect.unit:
-                price = self._joined(effect)
+                each_s, once_s = self._joined(effect)
                 if effect.unit != BUCKET:
                     call = empty_call(effect)
                     units[call] = units.get(call, 0) + effect.bytes
             else:
-                price = self.cost(effect) if isinstance(effect, Resident) else self.seconds(effect)
-            if isinstance(effect, Compute):
-                if effect.phase == "optimizer":
-                    optimizer += price
-                    once += price
-                else:
-                    compute += price * microbatches
-            elif isinstance(effect, Collective):
-                communication += price * (microbatches if effect.per == "microbatch" else 1)
-                once += price if effect.per == "step" else 0.0
-            elif isinstance(effect, Resident):
-                if effect.what == "transient":
-                    transient += math.ceil(price)
-                else:
-                    resident += math.ceil(price)
-                    held += math.ceil(price) if effect.what == "saved" else 0
+                each_s, once_s = self.seconds(effect)
+            once += once_s
+            if isinstance(effect, Collective):
+                communication += each_s * microbatches + once_s
+            elif effect.phase == "optimizer":
+                optimizer += once_s
+            else:
+                compute += each_s * microbatches + once_s
         return Bill(
             *(compute, communication, optimizer, resident, transient),
             step_s=once,

@@ -1,5 +1,6 @@
 """The planning problem as numbers: what price hands to solve. It knows no model and no strategy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -18,8 +19,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Stages:
-    """Layers in stages. A step takes per_slowest · the slowest stage + per_stage · the sum of
-    stages (both of one microbatch) + the longest that a stage takes once a step. `in_flight`: for
+    """Layers in stages. A step takes per_slowest · slowest + per_stage · Σ τ + late, of which τ is
+    what a stage takes for one microbatch, slowest = max τ, and late = max (once + spare · (τ −
+    slowest)) what comes once a step (`once`, which may be negative: one microbatch's window has
+    weights of its own). A stage waits less for what comes late if it is faster. `in_flight`: for
     each stage, how many microbatches each of its chunks may hold at the same time."""
 
     per_slowest: float
@@ -30,6 +33,18 @@ class Stages:
     def count(self) -> int:
         """How many stages there are."""
         return len(self.in_flight)
+
+    @property
+    def spare(self) -> float:
+        """With it a step is at least what it is with the account's own τ, which may be longer than
+        the weights say: then it rises with every τ, as per_stage + spare ≥ 1."""
+        return max(0.0, 1.0 - self.per_stage)
+
+    def step_seconds(self, each: Sequence[float], once: Sequence[float]) -> float:
+        """The time of a step, from what stages take for a microbatch and once a step."""
+        slowest = max(each)
+        late = max(o + self.spare * (e - slowest) for e, o in zip(each, once, strict=True))
+        return self.per_slowest * slowest + self.per_stage * sum(each) + late
 
 
 @dataclass(frozen=True)
@@ -72,8 +87,8 @@ class Edge:
     `source.layouts[c]` is the layout that choice c of the producing slot makes. Each distinct
     (made, needed) pair that occurs is converted once, however many uses share it, and costs
     `seconds[made][needed]` and `resident_bytes[made][needed]`; None in `seconds`: impossible.
-    Where the problem has stages, the bytes and seconds are the stage's, of one microbatch or
-    (`once`) of one step.
+    Where the problem has stages, the bytes and seconds are the stage's, of one microbatch, and
+    `step_seconds` what is paid once a step on top (nothing, if there is no table).
     """
 
     name: str
@@ -82,7 +97,14 @@ class Edge:
     seconds: tuple[tuple[float | None, ...], ...]
     resident_bytes: tuple[tuple[int, ...], ...]
     stage: int = 0
-    once: bool = False
+    step_seconds: tuple[tuple[float | None, ...], ...] = ()
+
+    def costs(self, made: int, needed: int) -> tuple[float, float]:
+        """Seconds of a possible conversion, and those once a step."""
+        each_s = self.seconds[made][needed]
+        once_s = self.step_seconds[made][needed] if self.step_seconds else 0.0
+        assert each_s is not None and once_s is not None, "a forbidden pair is not converted"
+        return each_s, once_s
 
 
 @dataclass(frozen=True)

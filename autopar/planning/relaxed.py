@@ -3,11 +3,12 @@
 The rows that join slots (the slowest stage, memory, transient bytes) are given up for multipliers:
 
     bound = Σ_slots min_c w(c) + w(base) − Σ_ik λ_ik · limit
-    w(c) = Σ_shares (a·α_i + b) · seconds + β_i · step seconds
+    w(c) = Σ_shares ((a − s)·α_i + b + s·β_i) · seconds + β_i · step seconds
            + Σ_k λ_ik (resident + held · in flight) + μ_ig · transient
 
-with α, β, λ, μ ≥ 0, Σ_i α_i = 1, Σ_i β_i = 1 and Σ_g μ_ig = Σ_k λ_ik, so that no choice for all
-slots is below the bound (weak duality; conversions between slots, never below 0 s, are left out).
+with a, b and s the per_slowest, per_stage and spare of `Stages`, α, β, λ, μ ≥ 0, Σ_i α_i = 1,
+Σ_i β_i = 1 and Σ_g μ_ig = Σ_k λ_ik, so that no choice for all slots is below the bound (weak
+duality; conversions between slots, which never cost below 0 s, are left out).
 The multipliers are the dual values of the linear relaxation in which alike slots are one. Its
 columns are generated: those that the multipliers so far price lowest are added until the bound
 stands (Dantzig and Wolfe 1960). Rounding in multipliers costs sharpness, never validity.

@@ -30,10 +30,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Linear:
-    """Minimise Σ columns · y + Σ objective · variable over the rows, all at least 0. `names`: the
-    variables beside y."""
+    """Minimise Σ columns · y + Σ objective · variable over the rows, all at least 0 but those that
+    are `free`. `names`: the variables beside y."""
 
     names: Sequence[str]
+    free: Sequence[str]
     objective: Mapping[str, float]
     columns: Floats
     rows: Sequence[Row]
@@ -65,7 +66,9 @@ def _by_highs(linear: Linear) -> Duals | None:
     programme.col_cost_ = np.concatenate(
         [columns, [linear.objective.get(name, 0.0) for name in names]]
     )
-    programme.col_lower_ = np.zeros(table.shape[1])
+    programme.col_lower_ = np.array(
+        [0.0] * count + [-np.inf if name in linear.free else 0.0 for name in names]
+    )
     programme.col_upper_ = np.full(table.shape[1], np.inf)
     programme.row_lower_, programme.row_upper_ = right, most
     programme.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -102,7 +105,10 @@ def _by_pulp(linear: Linear, solver: str) -> Duals | None:
     columns, rows = linear.columns, linear.rows
     model = pulp.LpProblem("relaxed", pulp.LpMinimize)
     taken = [model.add_variable(f"y_{j:05}", 0.0) for j in range(len(columns))]
-    others = {name: model.add_variable(name, 0.0) for name in linear.names}
+    others = {
+        name: model.add_variable(name, None if name in linear.free else 0.0)
+        for name in linear.names
+    }
     texts = {row.name: "_".join(map(str, row.name)) for row in rows}
     for row in rows:
         terms = [(y, float(x)) for y, x in zip(taken, row.columns, strict=False) if x]

@@ -120,9 +120,7 @@ def charge_all(rows: Rows, problem: PlanningProblem) -> None:
         choice = problem.slots[s].choices[c]
         rows.charge(x, choice.seconds, choice.resident_bytes)
     for edge, paid, made, needed in rows.paid:
-        seconds = edge.seconds[made][needed]
-        assert seconds is not None, "a forbidden pair has no flow"
-        rows.charge(paid, seconds, edge.resident_bytes[made][needed])
+        rows.charge(paid, sum(edge.costs(made, needed)), edge.resident_bytes[made][needed])
 
 
 def add_covers(rows: Rows, problem: PlanningProblem) -> None:
@@ -134,7 +132,8 @@ def add_covers(rows: Rows, problem: PlanningProblem) -> None:
 
 def is_free(edge: Edge) -> bool:
     """Every conversion is possible and costs nothing: the edge needs no rows."""
-    return all(s == 0 for row in edge.seconds for s in row) and not any(
+    seconds = (s for table in (edge.seconds, edge.step_seconds) for row in table for s in row)
+    return all(s == 0 for s in seconds) and not any(
         size for row in edge.resident_bytes for size in row
     )
 
@@ -146,9 +145,7 @@ def add_conversions(rows: Rows, name: str, edge: Edge, kept: Kept) -> None:
         for pair, flow in add_flow(rows, f"{name}_{u:02}", edge, use, kept).items():
             sharers.setdefault(pair, []).append((flow, -1.0))
     for (made, needed), flows in sharers.items():
-        seconds, size_bytes = edge.seconds[made][needed], edge.resident_bytes[made][needed]
-        assert seconds is not None, "a forbidden pair has no flow"
-        if not (seconds or size_bytes):
+        if not (any(edge.costs(made, needed)) or edge.resident_bytes[made][needed]):
             continue
         paid = flows[0][0]
         if len(flows) > 1:
@@ -175,7 +172,7 @@ def add_flow(
             flow = rows.variable(f"f_{name}_{a:03}_{b:03}")
             out[made].append((flow, 1.0))
             into[needed].append((flow, 1.0))
-            where = (edge.stage, edge.once, edge.seconds, edge.resident_bytes)
+            where = (edge.stage, edge.seconds, edge.step_seconds, edge.resident_bytes)
             key = (*where, edge.source.layouts, use.layouts, a, b)
             rows.alike.setdefault(key, []).append((flow, 1.0))
             if pair:

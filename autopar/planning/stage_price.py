@@ -1,6 +1,5 @@
 """Candidates → PlanningProblem where layers lie in stages: what each choice costs each stage."""
 
-import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,11 +31,11 @@ from autopar.planning.region_effects import (
 from autopar.planning.schedules import stages_of
 from autopar.plugin import Collective, Effect, Resident, Schedule
 
-SECONDS, LASTS, WAITS = range(3)
-NOTHING = (0.0, 0.0, 0.0)
+SECONDS, ONCE, LASTS, WAITS = range(4)
+NOTHING = (0.0, 0.0, 0.0, 0.0)
 Extra = dict[tuple[SlotKey, int], NDArray[np.float64]]
-"""By (slot, part), for each of the slot's choices: seconds of a microbatch, bytes that lie there
-throughout, and for each microbatch in flight."""
+"""By (slot, part), for each of the slot's choices: seconds of a microbatch and once a step, bytes
+that lie there throughout, and for each microbatch in flight."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ class StagePricer:
                 each_s, once_s = self._late[part][key[1]][c]
                 bill = self.pricer.bill("", candidate, self.heres[part])
                 if (key, part) in extra:
-                    more_s, lasts, waits = extra[key, part][c]
-                    each_s += float(more_s)
+                    more_s, late_s, lasts, waits = map(float, extra[key, part][c])
+                    each_s, once_s = each_s + more_s, once_s + late_s
                     bill += Bill(resident_bytes=int(lasts + waits), held_bytes=int(waits))
                 shares.append(self.share(bill, part, each_s, once_s))
             choices.append(self._choice(shares))
@@ -123,15 +122,17 @@ class StagePricer:
         for costs, stream in zip(kind.columns.costs, kind.streams, strict=True):
             shares = []
             for part in sorted({own, *more}):
-                each_s, lasts, waits = map(float, more[part][stream] if part in more else NOTHING)
+                each_s, once_s, lasts, waits = map(
+                    float, more[part][stream] if part in more else NOTHING
+                )
                 held = [0] * chunks
                 held[part // stages] = int(waits)
                 if part != own:
-                    shares.append(Share(part % stages, each_s, 0.0, int(lasts), tuple(held)))
+                    shares.append(Share(part % stages, each_s, once_s, int(lasts), tuple(held)))
                     continue
                 held[part // stages] += int(costs[HELD])
-                once_s, resident = float(costs[ONCE_S]), int(costs[RESIDENT] + lasts)
-                each_s += float(costs[EACH_S])
+                resident = int(costs[RESIDENT] + lasts)
+                each_s, once_s = each_s + float(costs[EACH_S]), once_s + float(costs[ONCE_S])
                 sizes = (resident, tuple(held), int(costs[TRANSIENT]))
                 shares.append(Share(part % stages, each_s, once_s, *sizes))
             choices.append(self._choice(shares))
@@ -185,7 +186,7 @@ class StagePricer:
                 for need in uses:
                     if need[0] == made[0]:
                         inside_s = self.pricer.inside_s("", name, made, need)
-                        self._add(extra, made[0], part, SECONDS, inside_s)
+                        self._add_late(extra, made[0], part, inside_s)
                 across = [need for need in uses if need[0] != made[0]]
                 edge = self.pricer.edge("", skeleton, name, made, across, self.layered.index)
                 if edge is not None:
@@ -215,8 +216,12 @@ class StagePricer:
 
     @staticmethod
     def _add(extra: Extra, key: SlotKey, part: int, what: int, more: Sequence[float]) -> None:
-        rows = extra.setdefault((key, part), np.zeros((len(more), 3)))
+        rows = extra.setdefault((key, part), np.zeros((len(more), len(NOTHING))))
         rows[:, what] += more
+
+    def _add_late(self, extra: Extra, key: SlotKey, part: int, more: Sequence[Late]) -> None:
+        self._add(extra, key, part, SECONDS, [each_s for each_s, _ in more])
+        self._add(extra, key, part, ONCE, [once_s for _, once_s in more])
 
     def _add_sends(self, extra: Extra) -> None:
         """Each stage pays for what it sends (values onwards, gradients back), has room for the
@@ -232,7 +237,7 @@ class StagePricer:
                         x: prices.seconds(self._send(value, name, x, forward)) for x in unique
                     }
                     where = part if forward else part + 1
-                    self._add(extra, key, where, SECONDS, [seconds[x] for x in layouts])
+                    self._add_late(extra, key, where, [seconds[x] for x in layouts])
                 room = {x: self._bytes("transient", messages_bytes, value, x) for x in unique}
                 for where in (part, part + 1):
                     self._add(extra, key, where, LASTS, [room[x] for x in layouts])
@@ -258,16 +263,16 @@ class StagePricer:
     # ------------------------------------------------------------ joined calls
 
     def _unit_edges(self) -> Iterator[Edge]:
-        for once, part in itertools.product((False, True), range(self.cut.count)):
+        for part, here in enumerate(self.heres):
             slots = {
                 self.layered.index[key]: taken_in(
-                    *(self.pricer, "", self.pricer.candidates[key], once, self.heres[part])
+                    self.pricer, "", self.pricer.candidates[key], here
                 )
                 for key in self.layered.skeleton
             }
             for edge in unit_edges({"": slots}, self.pricer.prices.seconds):
                 stage = part % self.schedule.table.stages
-                yield replace(edge, stage=stage, once=once, name=f"{edge.name} in {part}")
+                yield replace(edge, stage=stage, name=f"{edge.name} in {part}")
 
 
 LeastWork = tuple[float, float]

@@ -9,7 +9,7 @@ Variables on top of `ilp`'s, for stages i and the microbatches v that i's chunks
 
     seconds = a · slowest + b · Σ_i τ_i + late,   τ_i = Σ share seconds · x + Σ T · z of stage i
     slowest ≥ τ_i                                                          (slowest)
-    late ≥ Σ step seconds · x + Σ T · z (once)                             (late)
+    late ≥ Σ step seconds · x + Σ T · z (once) + spare · (τ_i − slowest)   (late)
     peak_i ≥ Σ_{s in group} q · x                                          (transient)
     r_i ≥ Σ r · x + Σ R · z,   h_ij ≥ Σ h · x                                (resident) (held)
     most ≥ r_i + Σ_j v_j · h_ij + peak_i,   memory = most                  (stage)
@@ -49,7 +49,8 @@ def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
     every = [_Stage(base) for base in base_sums(problem)]
     for variable, share, group in _shares(rows, problem):
         _charge(rows, every[share.stage], variable, share, group)
-    slowest, late, most = map(rows.variable, ("slowest", "late", "most"))
+    slowest, most = map(rows.variable, ("slowest", "most"))
+    late = rows.programme.add_variable("late", None)
     whole = sum(scale.of_seconds(one.base.seconds) for one in every)
     rows.seconds.append((rows.one[0], stages.per_stage * whole))
     rows.seconds.extend([(slowest, stages.per_slowest), (late, 1.0)])
@@ -58,7 +59,9 @@ def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
         rows.seconds.extend((v, stages.per_stage * f) for v, f in one.seconds)
         of_base = scale.of_seconds(one.base.seconds), scale.of_seconds(one.base.step_seconds)
         _at_least(rows, f"slowest_{i:02}", slowest, one.seconds, of_base[0])
-        _at_least(rows, f"late_{i:02}", late, one.step_seconds, of_base[1])
+        spare = stages.spare
+        terms = [*one.step_seconds, *((v, spare * f) for v, f in one.seconds), (slowest, -spare)]
+        _at_least(rows, f"late_{i:02}", late, terms, of_base[1] + spare * of_base[0])
         peak = rows.variable(f"peak_{i:02}")
         for g, group in enumerate(dict.fromkeys((*one.base.transient, *one.groups))):
             sizes, more = one.groups.get(group, []), one.base.transient.get(group, 0)
@@ -113,10 +116,8 @@ def _shares(rows: "Rows", problem: PlanningProblem) -> Iterator[tuple[pulp.LpVar
                 slot.group,
             )
     for edge, variable, made, needed in rows.paid:
-        seconds, size = edge.seconds[made][needed], edge.resident_bytes[made][needed]
-        assert seconds is not None, "a forbidden pair has no flow"
-        times = (0.0, seconds) if edge.once else (seconds, 0.0)
-        yield variable, Share(edge.stage, *times, size), ""
+        size = edge.resident_bytes[made][needed]
+        yield variable, Share(edge.stage, *edge.costs(made, needed), size), ""
 
 
 def _charge(

@@ -41,9 +41,7 @@ def empty(stages: Stages) -> tuple[Sums, ...]:
 
 def step_seconds(stages: Stages, sums: Sequence[Sums]) -> float:
     """The time of a step."""
-    each = [one.seconds for one in sums]
-    late = max(one.step_seconds for one in sums)
-    return stages.per_slowest * max(each) + stages.per_stage * sum(each) + late
+    return stages.step_seconds([x.seconds for x in sums], [x.step_seconds for x in sums])
 
 
 def lower_bound(problem: PlanningProblem) -> float:
@@ -78,11 +76,8 @@ def evaluate_stages(
         for share in slot.choices[c].shares:
             sums[share.stage].add(share, slot.group)
     for edge, made, needed in conversions:
-        seconds = edge.seconds[made][needed]
-        assert seconds is not None
         size = edge.resident_bytes[made][needed]
-        times = (0.0, seconds) if edge.once else (seconds, 0.0)
-        sums[edge.stage].add(Share(edge.stage, *times, size), "")
+        sums[edge.stage].add(Share(edge.stage, *edge.costs(made, needed), size), "")
     memory = max(
         one.memory_bytes(counts) for one, counts in zip(sums, stages.in_flight, strict=True)
     )

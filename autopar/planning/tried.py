@@ -8,7 +8,7 @@ from autopar.errors import AutoparError
 from autopar.layouts.program import Program
 from autopar.layouts.stages import Cut, make_cut
 from autopar.layouts.state_ratio import StateRatio
-from autopar.planning.account import books_by_stage, step_seconds
+from autopar.planning.account import books_by_stage, spent_in_step, step_seconds
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.columns import EACH_S, ONCE_S
 from autopar.planning.cuts import check_groups, check_weights, cuts, every_cut
@@ -186,13 +186,12 @@ def _answered(tried: Tried, found: Solution, cut: Cut | None, options: SearchOpt
     """With the program of a solution, if the account says that it is faster than what is there."""
     program = tried.layered.program(found.choices, cut)
     books = books_by_stage(program, tried.layered.pricer.prices, options.state_ratio)
-    slowest = max(books, key=lambda one: one.step_s)
-    step_s = step_seconds(books, program.setting)
+    step_s, spent = step_seconds(books, program.setting), spent_in_step(books, program.setting)
     answer = tried.answer
     sharp = answer and step_s == answer.step_s and found.seconds > answer.solution.seconds
     if step_s < tried.step_s or sharp:
-        answer = Answer(program, found, step_s, slowest.spent)
-    return replace(tried, answer=answer, seen=(*tried.seen, slowest.spent))
+        answer = Answer(program, found, step_s, spent)
+    return replace(tried, answer=answer, seen=(*tried.seen, spent))
 
 
 ROUNDS = 12

@@ -12,6 +12,7 @@ them costs most (`sharpest`, Kelley's cutting planes).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pulp
 
@@ -22,7 +23,12 @@ from autopar.plugin import Alongside, Collective, Compute, CostModel
 Row = tuple[float, float, float]
 """Weights of the device's, the host's and the network's seconds."""
 IN_SEQUENCE: Row = (1.0, 1.0, 1.0)
-WINDOWS = ("forward", "backward", "optimizer")
+WINDOWS = ("forward", "backward", "optimizer", "first forward", "last backward")
+AT_THE_END: Mapping[str, str] = MappingProxyType(
+    {"forward": "first forward", "backward": "last backward"}
+)
+"""A microbatch's windows, of which one has what hides once a step as well: that one is a window of
+its own."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,15 @@ class Weights:
         """Those of one window."""
         return self.rows[WINDOWS.index(window)]
 
+    def at_the_end(self, window: str) -> Row:
+        """Those of the one that has what hides once a step as well."""
+        return self.of(AT_THE_END.get(window, window))
+
+    @property
+    def are_even(self) -> bool:
+        """Whether a microbatch's windows all count the same."""
+        return all(self.of(window) == self.at_the_end(window) for window in AT_THE_END)
+
 
 Spent = tuple[Mapping[str, Row], float]
 """What a program does in a step: by window the seconds of device, host and network (not weights),
@@ -44,6 +59,11 @@ and seconds that are waited for and run beside nothing."""
 def window_of(effect: Compute | Collective) -> str:
     """Where an effect runs: sums of gradients beside the backward."""
     return "backward" if effect.phase == "grad_sync" else effect.phase
+
+
+def comes_once(effect: Compute | Collective) -> bool:
+    """Whether it happens once a step, not for each microbatch."""
+    return effect.phase == "optimizer" if isinstance(effect, Compute) else effect.per == "step"
 
 
 def entry(effect: Compute | Collective, hides: bool, price: float, host_s: float) -> Row | None:
@@ -83,9 +103,19 @@ def seconds_of(spent: Spent, weights: Weights) -> float:
 
 def sharpest(rows: Sequence[Row], seen: Sequence[Spent], solver: str) -> Weights:
     """The mixture of rows in each window by which the cheapest of the seen programs costs most."""
-    if len(seen) == 1:
-        windows = seen[0][0]
-        return Weights(tuple(largest(rows, windows.get(name, _NOTHING)) for name in WINDOWS))
+    found = _largest(rows, seen[0]) if len(seen) == 1 else _mixture(rows, seen, solver)
+    for window, ends in AT_THE_END.items():
+        if all(windows.get(window, _NOTHING) == _NOTHING for windows, _ in seen):
+            found[window] = found[ends]  # of one microbatch, the only one: it says as much
+    return Weights(tuple(found[name] for name in WINDOWS))
+
+
+def _largest(rows: Sequence[Row], spent: Spent) -> dict[str, Row]:
+    windows = spent[0]
+    return {name: largest(rows, windows.get(name, _NOTHING)) for name in WINDOWS}
+
+
+def _mixture(rows: Sequence[Row], seen: Sequence[Spent], solver: str) -> dict[str, Row]:
     programme = pulp.LpProblem("sharpest", pulp.LpMaximize)
     least = programme.add_variable("least")
     shares = {
@@ -110,12 +140,10 @@ def sharpest(rows: Sequence[Row], seen: Sequence[Spent], solver: str) -> Weights
     programme.setObjective(pulp.LpAffineExpression([(least, 1.0)]))
     outcome = run(programme, solver, gap=0.0)
     assert outcome.status == "solved", outcome
-    return Weights(
-        tuple(
-            _mixed(rows, [max(0.0, float(shares[name, r].varValue)) for r in range(len(rows))])
-            for name in WINDOWS
-        )
-    )
+    return {
+        name: _mixed(rows, [max(0.0, float(shares[name, r].varValue)) for r in range(len(rows))])
+        for name in WINDOWS
+    }
 
 
 _NOTHING: Row = (0.0, 0.0, 0.0)
@@ -124,6 +152,11 @@ _NOTHING: Row = (0.0, 0.0, 0.0)
 def weighted(row: Row, work: Row) -> float:
     """Σ weight · seconds."""
     return sum(weight * seconds for weight, seconds in zip(row, work, strict=True))
+
+
+def scaled(row: Row, times: float) -> Row:
+    """So many times the seconds."""
+    return row[0] * times, row[1] * times, row[2] * times
 
 
 def largest(rows: Sequence[Row], work: Row) -> Row:

@@ -51,28 +51,34 @@ def _choices(kind: Kind, times: int) -> Iterator[Choice]:
 
 
 def _skeleton_slot(
-    layered: Layered, key: SlotKey, inside_s: Sequence[float], late_s: Sequence[Late]
+    layered: Layered, key: SlotKey, inside_s: Sequence[Late], late_s: Sequence[Late]
 ) -> Slot:
     pricer, choices = layered.pricer, []
     for c, candidate in enumerate(pricer.candidates[key]):
-        bill, (each_s, once_s) = pricer.bill("", candidate), late_s[c]
-        seconds = bill.seconds + pricer.setting.microbatches * (inside_s[c] + each_s) + once_s
+        bill, times = pricer.bill("", candidate), pricer.setting.microbatches
+        seconds = bill.seconds + sum(
+            times * each_s + once_s for each_s, once_s in (inside_s[c], late_s[c])
+        )
         choices.append(Choice(seconds, bill.resident_bytes, bill.transient_bytes))
     return Slot(f"/{key[1]}", tuple(choices), "")
 
 
 def _of_step(edge: Edge, times: int) -> Edge:
-    """An edge's seconds of a microbatch as those of a step."""
-    seconds = tuple(tuple(None if s is None else s * times for s in row) for row in edge.seconds)
-    return replace(edge, seconds=seconds)
+    """An edge's seconds of a microbatch as those of a step, with what is paid once a step."""
+    seconds = tuple(
+        tuple(
+            None if s is None else s * times + edge.costs(made, needed)[1]
+            for needed, s in enumerate(row)
+        )
+        for made, row in enumerate(edge.seconds)
+    )
+    return replace(edge, seconds=seconds, step_seconds=())
 
 
 def _units(layered: Layered) -> Iterator[Edge]:
     pricer = layered.pricer
-    for once in (False, True):
-        slots = {
-            layered.index[key]: taken_in(pricer, "", pricer.candidates[key], once)
-            for key in layered.skeleton
-        }
-        for edge in unit_edges({"": slots}, pricer.prices.seconds):
-            yield edge if once else _of_step(edge, pricer.setting.microbatches)
+    slots = {
+        layered.index[key]: taken_in(pricer, "", pricer.candidates[key]) for key in layered.skeleton
+    }
+    for edge in unit_edges({"": slots}, pricer.prices.seconds):
+        yield _of_step(edge, pricer.setting.microbatches)
