@@ -56,15 +56,26 @@ def reach(block: Block, candidate: Candidate, ends: bool) -> Reach | None:
     return Reach(candidate.recompute.scope, places, last, with_last)
 
 
+Running = Mapping[str, tuple[Compute | Collective, ...]]
+"""By op, what it does in a step on one rank for one microbatch."""
+
+
+def running_effects(block: Block, typings: Mapping[str, OpTyping], setting: Setting) -> Running:
+    """What ops of a region do, if each runs once."""
+    return {
+        name: (
+            *compute_effects(block, block.ops[name], typing, setting, typings),
+            *closing_collectives(block, block.ops[name], typing, setting),
+        )
+        for name, typing in typings.items()
+    }
+
+
 def again_effects(
-    block: Block,
-    candidate: Candidate,
-    typings: Mapping[str, OpTyping],
-    setting: Setting,
-    ends: bool,
+    block: Block, candidate: Candidate, running: Running, setting: Setting, ends: bool
 ) -> Iterator[Effect]:
-    """The region's ops that run again, in the backward; the stream answers for its layer's input
-    ops as well. Conversions between regions are not among them."""
+    """The region's ops (`running`: what each does) that run again, in the backward; the stream
+    answers for its layer's input ops as well. Conversions between regions are not among them."""
     again = reach(block, candidate, ends)
     if again is None:
         return
@@ -76,14 +87,9 @@ def again_effects(
             continue
         if not mine and name not in block.values:
             continue
-        if mine and name not in typings:
+        if mine and name not in running:
             continue
-        typing = typings[name] if mine else None
-        effects: list[Compute | Collective] = [
-            *compute_effects(block, op, typing, setting, None if typing is None else typings)
-        ]
-        if typing is not None:
-            effects += closing_collectives(block, op, typing, setting)
+        effects = running[name] if mine else compute_effects(block, op, None, setting)
         yield from (_again(e) for e in effects if e.phase == "forward")
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from autopar.graph.chains import layer_calls, ops_after_layers
 from autopar.graph.model_graph import STREAM
-from autopar.layouts.again import again_effects, reach, steps_again
+from autopar.layouts.again import again_effects, reach, running_effects, steps_again
 from autopar.layouts.convert import Step
 from autopar.layouts.effects import (
     COST_CLASS,
-    closing_collectives,
     compute_effects,
     step_effects,
 )
@@ -218,10 +217,9 @@ def instance_effects(
             yield from steps_again(steps, name)
     for region in flow.choices:
         ops = ops_of(flow, region, here)
-        for name, op in ops.items():
-            yield from compute_effects(block, block.ops[name], op, setting, ops)
-            yield from closing_collectives(block, block.ops[name], op, setting)
-        yield from again_effects(block, choices[region], ops, setting, path == group[-1])
+        running = running_effects(block, ops, setting)
+        yield from itertools.chain(*running.values())
+        yield from again_effects(block, choices[region], running, setting, path == group[-1])
         yield from loss_transients(block, ops, setting)
     yield from _for_a_while(path, helds, choices)
     for owner in block.regions:

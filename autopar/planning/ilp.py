@@ -73,6 +73,7 @@ class _Task:
     gap: float
     time_limit_s: float | None
     cutoff_s: float | None
+    most_nodes: int | None = None
 
 
 def solve(
@@ -133,8 +134,8 @@ FIRST, WIDER = 1e-6, 16.0
 it grows."""
 CLOSE = 5e-3
 """So far above the relaxation's bound an answer may lie that needs no proof, at once."""
-UNPROVEN = 2e-3
-"""The gap of the few choices that such an answer is taken from."""
+UNPROVEN, NODES = 2e-3, 100
+"""The gap of the few choices that such an answer is taken from, and how far they are searched."""
 SMALL = 400
 """Choices of all slots together for which a sieve isn't worth its rounds."""
 
@@ -145,6 +146,8 @@ def _sifted(task: _Task, low: Relaxed, proves: bool) -> Solution | Infeasible | 
     need of proof (not `proves`) it needn't."""
     if not low.feasible:
         return math.inf
+    if not proves and task.cutoff_s and low.bound_s >= task.cutoff_s * (1 - UNPROVEN):
+        return Infeasible(0)  # the best of these choices would hardly be better
     reach_s = math.inf if task.cutoff_s is None else task.cutoff_s - low.bound_s
     small = sum(map(len, task.kept)) <= SMALL
     width_s = math.inf if small or low.bound_s <= 0 else FIRST * low.bound_s
@@ -154,8 +157,10 @@ def _sifted(task: _Task, low: Relaxed, proves: bool) -> Solution | Infeasible | 
             for some, excess in zip(task.kept, low.excess_s, strict=True)
         )
         whole = kept == task.kept
-        gap = task.gap if proves else max(task.gap, UNPROVEN)
-        found, bound_s = _fastest(replace(task, kept=kept, gap=gap))
+        quick = task if proves else replace(task, gap=max(task.gap, UNPROVEN), most_nodes=NODES)
+        found, bound_s = _fastest(replace(quick, kept=kept))
+        if not found and not proves and task.cutoff_s and math.isfinite(bound_s):
+            return Infeasible(0)  # none in so many nodes
         if not whole:
             bound_s = min(bound_s, low.bound_s + width_s)
         bound_s = max(bound_s, low.bound_s)
@@ -182,7 +187,13 @@ def _fastest(task: _Task) -> tuple[Solution | None, float]:
         if task.cutoff_s is not None:
             cut_off(rows, task.cutoff_s)
         rows.programme.setObjective(linear(rows.seconds))
-        outcome = run(rows.programme, task.solver, gap=task.gap, time_limit_s=task.time_limit_s)
+        outcome = run(
+            rows.programme,
+            task.solver,
+            gap=task.gap,
+            time_limit_s=task.time_limit_s,
+            most_nodes=task.most_nodes,
+        )
         if bound_s is None:
             bound_s = max(least_s, outcome.bound / scale.per_second)
         if not outcome.has_values:
@@ -276,19 +287,22 @@ def _conversions(edge: Edge, choices: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def undominated(problem: PlanningProblem) -> Kept:
-    """Per slot the choices that no other can replace: one with the same layouts on every edge, in
-    the same covers, and no more seconds, resident or transient bytes. Of equals the first stays; no
-    optimum is lost."""
+    """Per slot (but those that are fronts) the choices that no other can replace: one with the same
+    layouts on every edge, in the same covers, and no more seconds, resident or transient bytes. Of
+    equals the first stays; no optimum is lost."""
     layouts: list[list[tuple[int | None, ...]]] = [[] for _ in problem.slots]
     for edge in problem.edges:
         for use in (edge.source, *edge.uses):
             layouts[use.slot].append(use.layouts)
     for cover in problem.covers:
-        for s, takes in enumerate(cover.takes):
+        for s, takes in enumerate(map(frozenset, cover.takes)):
             layouts[s].append(tuple(int(c in takes) for c in range(len(problem.slots[s].choices))))
     known: dict[tuple[object, ...], tuple[int, ...]] = {}
     out = []
     for slot, rows in zip(problem.slots, layouts, strict=True):
+        if slot.is_front:
+            out.append(tuple(range(len(slot.choices))))
+            continue
         key = (id(slot.choices), tuple(rows))
         if key not in known:
             known[key] = _undominated(slot, rows)

@@ -172,7 +172,7 @@ class Pricer:
         only: Candidate,
         group: tuple[str, ...],
         here: Here | None,
-        place: Hashable,
+        place: tuple[Hashable, ...],
     ) -> tuple[Bill, Layouts]:
         """What a region's ops come to, and how they want its parameters."""
         key = (id(block), only, place)

@@ -64,11 +64,13 @@ class Choice:
 class Slot:
     """One region of one layer: exactly one of its choices is taken.
 
-    `group` (the layer): the transient bytes of one group's slots are needed together."""
+    `group` (the layer): the transient bytes of one group's slots are needed together. `is_front`:
+    no choice is known to be worse in all than another that looks the same from outside."""
 
     name: str
     choices: tuple[Choice, ...]
     group: str = ""
+    is_front: bool = False
 
 
 @dataclass(frozen=True)

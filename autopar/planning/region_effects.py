@@ -1,14 +1,14 @@
 """The effects of one region under one candidate, and of what belongs to no region."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from autopar.graph.model_graph import Block, ModelGraph, Value
-from autopar.layouts.again import again_effects
+from autopar.layouts.again import Running, again_effects, running_effects
 from autopar.layouts.effects import (
-    closing_collectives,
     compute_effects,
     param_effects,
     param_layout,
@@ -20,9 +20,14 @@ from autopar.layouts.saved import saved_residents
 from autopar.layouts.stages import Cut, Here
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.traffic import loss_transients
-from autopar.layouts.typing import RegionTyping
+from autopar.layouts.typing import OpTyping, RegionTyping
 from autopar.mesh import AxisPart, split_size
 from autopar.plugin import Collective, Compute, Effect, GradientSync, ParamPlan, Resident
+
+
+def ops_here(typing: RegionTyping, here: Here | None) -> dict[str, OpTyping]:
+    """A region's ops; `here`: those that this part of the skeleton has."""
+    return {name: op for name, op in typing.ops.items() if here is None or here.has(name)}
 
 
 def op_effects(
@@ -36,12 +41,23 @@ def op_effects(
     """Ops and saved tensors of a region of the layer `path` ("": the skeleton), which runs again in
     the backward with its `group`. (Conversions at its boundary are edges.) `here`: only what this
     part of the skeleton has."""
-    candidate = typing.candidate
-    ops = {name: t for name, t in typing.ops.items() if here is None or here.has(name)}
-    for name, op_typing in ops.items():
-        yield from compute_effects(block, block.ops[name], op_typing, setting, ops)
-        yield from closing_collectives(block, block.ops[name], op_typing, setting)
-    yield from again_effects(block, candidate, ops, setting, path == group[-1])
+    running = running_effects(block, ops_here(typing, here), setting)
+    yield from itertools.chain(*running.values())
+    yield from other_effects(block, typing, running, setting, path, group, here)
+
+
+def other_effects(
+    block: Block,
+    typing: RegionTyping,
+    running: Running,
+    setting: Setting,
+    path: str,
+    group: tuple[str, ...],
+    here: Here | None = None,
+) -> Iterator[Effect]:
+    """The same without what ops do that run once: `running`."""
+    candidate, ops = typing.candidate, ops_here(typing, here)
+    yield from again_effects(block, candidate, running, setting, path == group[-1])
     yield from saved_residents(block, RegionTyping(candidate, ops), setting, group, path)
     yield from loss_transients(block, ops, setting)
 

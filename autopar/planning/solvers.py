@@ -16,6 +16,8 @@ from autopar.errors import AutoparError
 from autopar.planning.quiet_highs import QuietPulpHighs
 
 _CBC_INCREMENT = 1e-5  # CBC's default: what is better by less it doesn't look for
+_TOLERANCE = 1e-7  # of rows in a unit of thousands: bounds are then sure to 1e-9
+_NODES_RAN_OUT = "Solution limit reached"  # HiGHS's word for several limits
 _FEASIBLE = 2  # highspy.SolutionStatus.kSolutionStatusFeasible
 
 
@@ -23,14 +25,24 @@ _FEASIBLE = 2  # highspy.SolutionStatus.kSolutionStatusFeasible
 class Outcome:
     """What was proven about a minimisation.
 
-    "solved": the variables hold a solution within the gap. "stopped": the time ran out, and they
-    hold one if `has_values`. "infeasible": there is none. No solution's objective is below `bound`
-    (in the model's unit; -inf where nothing was proven).
+    "solved": the variables hold a solution within the gap. "stopped": the time or the nodes ran
+    out, and they hold one if `has_values`. "infeasible": there is none. No solution's objective is
+    below `bound` (in the model's unit; -inf where nothing was proven).
     """
 
     status: Literal["solved", "stopped", "infeasible"]
     has_values: bool
     bound: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solver stops; the arguments of `run`."""
+
+    gap: float = 0.0
+    gap_abs: float = 0.0
+    time_limit_s: float | None = None
+    most_nodes: int | None = None
 
 
 def check_solver(solver: str) -> None:
@@ -46,24 +58,25 @@ def run(
     gap: float,
     gap_abs: float = 0.0,
     time_limit_s: float | None = None,
+    most_nodes: int | None = None,
 ) -> Outcome:
-    """Minimise until objective − bound <= max(gap · |objective|, gap_abs).
+    """Minimise until objective − bound <= max(gap · |objective|, gap_abs), or until so many nodes
+    of the search tree were looked at: the same on any machine, which a time limit isn't.
 
     Errors: AutoparError where `solver` is neither "highs" nor "cbc".
     """
+    limits = Limits(gap, gap_abs, time_limit_s, most_nodes)
     if solver == "highs":
-        return _run_highs(model, gap, gap_abs, time_limit_s)
+        return _run_highs(model, limits)
     check_solver(solver)
-    return _run_cbc(model, gap, gap_abs, time_limit_s)
+    return _run_cbc(model, limits)
 
 
-def _run_highs(
-    model: pulp.LpProblem, gap: float, gap_abs: float, time_limit_s: float | None
-) -> Outcome:
-    status = _solve_highs(model, gap, gap_abs, time_limit_s, "choose")
+def _run_highs(model: pulp.LpProblem, limits: Limits) -> Outcome:
+    status = _solve_highs(model, limits, "choose")
     if status == "Infeasible":
         # HiGHS 1.15's presolve said so of a programme with solutions: only the search proves it.
-        status = _solve_highs(model, gap, gap_abs, time_limit_s, "off")
+        status = _solve_highs(model, limits, "off")
     highs: Any = model.solverModel
     info = highs.getInfo()
     if status == "Infeasible":
@@ -72,51 +85,62 @@ def _run_highs(
         is_mip = any(variable.cat == pulp.LpInteger for variable in model.variables())
         bound = info.mip_dual_bound if is_mip else info.objective_function_value
         return Outcome("solved", True, bound)
-    if status == "Time limit reached":
+    if status in ("Time limit reached", _NODES_RAN_OUT):
         return Outcome("stopped", info.primal_solution_status == _FEASIBLE, info.mip_dual_bound)
     raise AssertionError(f"HiGHS ended with {status!r} on the programme {model.name!r}")
 
 
-def _solve_highs(
-    model: pulp.LpProblem, gap: float, gap_abs: float, time_limit_s: float | None, presolve: str
-) -> str:
+class _Highs(QuietPulpHighs):
+    """PuLP's, which knows no limit of nodes."""
+
+    def findSolutionValues(self, lp: pulp.LpProblem) -> Any:  # noqa: N802
+        try:
+            return super().findSolutionValues(lp)
+        except KeyError:  # of the status: the values are there
+            status = lp.solverModel.getModelStatus()
+            if lp.solverModel.modelStatusToString(status) != _NODES_RAN_OUT:
+                raise
+            return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
+
+
+def _solve_highs(model: pulp.LpProblem, limits: Limits, presolve: str) -> str:
     """HiGHS's own status: PuLP calls a time limit "Optimal", with values (zeros) where nothing was
     found."""
     # Not threads=1: HiGHS refuses to run where this process has used it with another number.
-    solver = QuietPulpHighs(
+    solver = _Highs(
         msg=False,
-        gapRel=gap,
-        gapAbs=gap_abs,
-        timeLimit=time_limit_s,
+        gapRel=limits.gap,
+        gapAbs=limits.gap_abs,
+        timeLimit=limits.time_limit_s,
         parallel="off",
         random_seed=0,
         presolve=presolve,
+        mip_feasibility_tolerance=_TOLERANCE,
+        **({} if limits.most_nodes is None else {"mip_max_nodes": limits.most_nodes}),
     )
     model.solve(solver)
     highs: Any = model.solverModel
     return str(highs.modelStatusToString(highs.getModelStatus()))
 
 
-def _run_cbc(
-    model: pulp.LpProblem, gap: float, gap_abs: float, time_limit_s: float | None
-) -> Outcome:
-    model.solve(_cbc(gap, gap_abs, time_limit_s))
+def _run_cbc(model: pulp.LpProblem, limits: Limits) -> Outcome:
+    model.solve(_cbc(limits))
     if model.status == pulp.LpStatusInfeasible:
         return Outcome("infeasible", False, math.inf)
     objective = pulp.value(model.objective)
     if model.sol_status == pulp.LpSolutionOptimal:
-        allowed = max(gap * abs(objective), gap_abs, _CBC_INCREMENT)
+        allowed = max(limits.gap * abs(objective), limits.gap_abs, _CBC_INCREMENT)
         return Outcome("solved", True, objective - allowed)
     stopped = (pulp.LpSolutionIntegerFeasible, pulp.LpSolutionNoSolutionFound)
     assert model.sol_status in stopped, f"CBC ended with {model.sol_status} on {model.name!r}"
     has_values = model.sol_status == pulp.LpSolutionIntegerFeasible
-    return Outcome("stopped", has_values, _relaxed_bound(model, time_limit_s))
+    return Outcome("stopped", has_values, _relaxed_bound(model, limits.time_limit_s))
 
 
 def _relaxed_bound(model: pulp.LpProblem, time_limit_s: float | None) -> float:
     """The linear relaxation's optimum: PuLP doesn't hand out CBC's own bound. Keeps the values."""
     values = {variable: variable.varValue for variable in model.variables()}
-    model.solve(_cbc(0.0, 0.0, time_limit_s, mip=False))
+    model.solve(_cbc(Limits(time_limit_s=time_limit_s), mip=False))
     bound = -math.inf
     if model.sol_status == pulp.LpSolutionOptimal:
         bound = pulp.value(model.objective)
@@ -125,16 +149,17 @@ def _relaxed_bound(model: pulp.LpProblem, time_limit_s: float | None) -> float:
     return bound
 
 
-def _cbc(gap: float, gap_abs: float, time_limit_s: float | None, mip: bool = True) -> pulp.COIN_CMD:
+def _cbc(limits: Limits, mip: bool = True) -> pulp.COIN_CMD:
     # Not threads=1: with any number CBC starts a pool, which now and then waits 10 s for nothing.
     # No preprocessing: CBC 2.10.3's lost the optimum of 1 in 700 small problems.
     return pulp.COIN_CMD(
         path=pulp.PULP_CBC_CMD.pulp_cbc_path,
         msg=False,
         mip=mip,
-        gapRel=gap,
-        gapAbs=gap_abs,
-        timeLimit=time_limit_s,
+        gapRel=limits.gap,
+        gapAbs=limits.gap_abs,
+        timeLimit=limits.time_limit_s,
+        maxNodes=limits.most_nodes,
         options=["randomSeed 1", "randomCbcSeed 1", "preprocess off"],
     )
 
@@ -142,12 +167,12 @@ def _cbc(gap: float, gap_abs: float, time_limit_s: float | None, mip: bool = Tru
 def duals(model: pulp.LpProblem, solver: str, rows: Iterable[str]) -> Mapping[str, float] | None:
     """The dual values of rows of a linear programme, by name; None where it has no solution."""
     if solver == "highs":
-        status = _solve_highs(model, 0.0, 0.0, None, "choose")
+        status = _solve_highs(model, Limits(), "choose")
         if status in ("Infeasible", "Primal infeasible or unbounded"):
             return None  # no objective here falls for ever
         assert status == "Optimal", status
     else:
-        model.solve(_cbc(0.0, 0.0, None, mip=False))
+        model.solve(_cbc(Limits(), mip=False))
         if model.status == pulp.LpStatusInfeasible:
             return None
         assert model.status == pulp.LpStatusOptimal, model.status

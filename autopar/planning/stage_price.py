@@ -110,7 +110,7 @@ class StagePricer:
             alike = (id(kind), own, tuple((part, row.tobytes()) for part, row in more.items()))
             if alike not in known:
                 known[alike] = self._layer_choices(kind, own, more)
-            yield Slot(path, known[alike], path)
+            yield Slot(path, known[alike], path, is_front=True)
 
     def _layer_choices(
         self, kind: Kind, own: int, more: Mapping[int, NDArray[np.float64]]

@@ -28,7 +28,7 @@ def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
     for path, kind in layered.kinds.items():
         if id(kind) not in known:
             known[id(kind)] = tuple(_choices(kind, times))
-        slots.append(Slot(path, known[id(kind)], path))
+        slots.append(Slot(path, known[id(kind)], path, is_front=True))
     found = crossing_edges(pricer, "", layered.index)
     edges = [_of_step(layered.on_columns(edge), times) for edge in found]
     edges += _units(layered)

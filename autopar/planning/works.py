@@ -5,16 +5,18 @@ each run what 8 data ranks run in one. So a setting is reduced to its likeness, 
 splits the batch, and nothing else, is as small as it can be and microbatches make up for it.
 """
 
+import itertools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.graph.model_graph import Block
+from autopar.layouts.again import Running, running_effects
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.stages import Here
 from autopar.layouts.typing import RegionTyping, type_region
 from autopar.mesh import AxisPart, Mesh, Split
 from autopar.planning.prices import Bill, Prices
-from autopar.planning.region_effects import op_effects, param_layouts
+from autopar.planning.region_effects import ops_here, other_effects, param_layouts
 from autopar.plugin import Candidate, Collective, Compute, Effect, Resident
 
 Key = tuple[object, ...]
@@ -30,6 +32,15 @@ class Work:
     held: Bill
     collectives: tuple[Collective, ...]
     params: Mapping[str, Layout]
+
+
+@dataclass(frozen=True)
+class Once:
+    """What a region's ops do if each runs once: by op, in sum and as collectives."""
+
+    running: Running
+    spent: Mapping[str, tuple[float, float]]
+    collectives: tuple[Collective, ...]
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,7 @@ class Works:
 
     prices: Prices
     typings: dict[Key, RegionTyping] = field(default_factory=dict)
+    once: dict[Key, Once] = field(default_factory=dict)
     works: dict[Key, Work] = field(default_factory=dict)
     bare: dict[Candidate, Candidate] = field(default_factory=dict)
 
@@ -113,10 +125,10 @@ class Works:
         path: str,
         group: tuple[str, ...],
         here: Here | None,
-        place: Hashable,
+        place: tuple[Hashable, ...],
     ) -> Work:
         """The work of a bare candidate's region in the layer `path`, of a `group`. `place`: what
-        of these three it depends on."""
+        of these three it depends on, first of `here`."""
         reduced = alike.of_candidate(candidate)
         if reduced is not None:
             work = self._work(block, reduced, alike.setting, path, group, here, place)
@@ -132,28 +144,53 @@ class Works:
         path: str,
         group: tuple[str, ...],
         here: Here | None,
-        place: Hashable,
+        place: tuple[Hashable, ...],
     ) -> Work:
         key = (id(block), only, setting.data, setting.microbatches, place)
         if key not in self.works:
             typing = self.typing(block, only)
-            effects = list(op_effects(block, typing, setting, path, group, here))
+            once = self._once(block, typing, setting, here, place[0])
+            args = (block, typing, once.running, setting, path, group, here)
+            effects = list(other_effects(*args))
+            again = self._spent(effects, once.spent)
             self.works[key] = Work(
-                self._spent(effects),
+                tuple((name, *seconds) for name, seconds in again.items()),
                 self.prices.bill((e for e in effects if isinstance(e, Resident)), 1),
-                tuple(e for e in effects if isinstance(e, Collective)),
+                (*once.collectives, *(e for e in effects if isinstance(e, Collective))),
                 param_layouts(block, typing),
             )
         return self.works[key]
 
-    def _spent(self, effects: Iterable[Effect]) -> tuple[tuple[str, float, float], ...]:
-        windows: dict[str, list[float]] = {}
+    def _once(
+        self,
+        block: Block,
+        typing: RegionTyping,
+        setting: Setting,
+        here: Here | None,
+        part: Hashable,
+    ) -> Once:
+        """What a region's ops do if each runs once, whatever runs again."""
+        only = typing.candidate
+        size = setting.data, setting.microbatches
+        key = (id(block), only.region, only.splits, only.forms, *size, part)
+        if key not in self.once:
+            running = running_effects(block, ops_here(typing, here), setting)
+            effects = list(itertools.chain(*running.values()))
+            collectives = tuple(e for e in effects if isinstance(e, Collective))
+            self.once[key] = Once(running, self._spent(effects, {}), collectives)
+        return self.once[key]
+
+    def _spent(
+        self, effects: Iterable[Effect], before: Mapping[str, tuple[float, float]]
+    ) -> dict[str, tuple[float, float]]:
+        """The device's and the host's seconds by window, on top of others."""
+        windows = dict(before)
         for effect in effects:
             if isinstance(effect, Compute):
-                sums = windows.setdefault(effect.phase, [0.0, 0.0])
-                for i, seconds in enumerate(self.prices.apart(effect)):
-                    sums[i] += seconds
-        return tuple((name, device_s, host_s) for name, (device_s, host_s) in windows.items())
+                device_s, host_s = windows.get(effect.phase, (0.0, 0.0))
+                more_s = self.prices.apart(effect)
+                windows[effect.phase] = device_s + more_s[0], host_s + more_s[1]
+        return windows
 
 
 def bare(candidate: Candidate) -> Candidate:
