@@ -173,14 +173,11 @@ class Table:
                 found[tuple(held)] = None
             elif action.kind in ("B", "W"):
                 held[action.part // self.stages] -= 1
-        return tuple(
-            one
-            for one in found
-            if not any(
-                other != one and all(a >= b for a, b in zip(other, one, strict=True))
-                for other in found
-            )
-        )
+        most: list[tuple[int, ...]] = []
+        for one in sorted(found, key=sum, reverse=True):
+            if not any(all(a >= b for a, b in zip(other, one, strict=True)) for other in most):
+                most.append(one)
+        return tuple(one for one in found if one in most)
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:

@@ -290,18 +290,20 @@ class Anywhere:
         counts = max(self.stages.in_flight[stage], key=sum)
         free = self.limit_bytes - float(base[RESIDENT] + base[TRANSIENT])
         free -= float(base[HELD:] @ np.array(counts))
-        sizes = [rows[:, RESIDENT] + rows[:, HELD] * held for held in counts]
+        sizes = rows[:, RESIDENT] + rows[:, HELD] * np.array(counts)[:, None]
 
-        def total(chunks: Sequence[Floats]) -> Floats:
-            each = np.sort([weights.min() for weights in chunks])
-            out: Floats = fewest * each.sum() + np.concatenate([[0.0], np.cumsum(each)])
+        def total(weights: Floats) -> Floats:
+            """Of weights by (…, chunk, column)."""
+            each = np.sort(weights.min(axis=-1))
+            none = np.zeros((*each.shape[:-1], 1))
+            more = np.concatenate([none, np.cumsum(each, axis=-1)], axis=-1)
+            out: Floats = fewest * each.sum(axis=-1, keepdims=True) + more
             return out
 
-        found = total([rows[:, SECONDS]] * len(sizes)) + self._own_s[stage]
-        pace = float(rows[:, SECONDS].mean() / max(np.mean(sizes), 1.0))
-        for multiplier in (pace * factor for factor in FACTORS):
-            weights = [rows[:, SECONDS] + multiplier * size for size in sizes]
-            found = np.maximum(found, total(weights) + self._own_s[stage] - multiplier * free)
+        pace = float(rows[:, SECONDS].mean() / max(sizes.mean(), 1.0))
+        multipliers = np.array([0.0, *(pace * factor for factor in FACTORS)])
+        sums = total(rows[:, SECONDS] + multipliers[:, None, None] * sizes)
+        found = (sums - multipliers[:, None] * free).max(axis=0) + self._own_s[stage]
         return np.where(total(sizes) <= free, found, np.inf)
 
     @property
