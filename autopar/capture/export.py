@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from autopar.capture.alike import Traced
 from autopar.capture.captured import CapturedGraph, GraphInput
 from autopar.capture.clean import clean
 from autopar.capture.flatten import flattened
@@ -59,7 +60,9 @@ def export(program: nn.Module, tensors: tuple[Tensor, ...]) -> ExportedProgram:
         return torch.export.export(program, tensors, strict=False)
 
 
-def to_graph(name: str, program: ExportedProgram, inputs: tuple[GraphInput, ...]) -> CapturedGraph:
+def to_graph(
+    name: str, program: ExportedProgram | Traced, inputs: tuple[GraphInput, ...]
+) -> CapturedGraph:
     """The cleaned graph of a SkeletonProgram or BlockProgram. `inputs` are named as wanted and
     aligned with the program's tensors; parameters get the names that they have in its `model`,
     of tied ones the first."""
@@ -101,7 +104,7 @@ def to_graph(name: str, program: ExportedProgram, inputs: tuple[GraphInput, ...]
     )
 
 
-def _owners(program: ExportedProgram) -> dict[str, str]:
+def _owners(program: ExportedProgram | Traced) -> dict[str, str]:
     """For each parameter of the program the first name in its model of what it is tied to."""
     first: dict[int, str] = {}
     owners: dict[str, str] = {}
@@ -128,7 +131,7 @@ def _is_weight(value: Any) -> bool:
     return isinstance(value, (FakeTensor, nn.Parameter))
 
 
-def _constant(name: str, target: str, program: ExportedProgram) -> Tensor:
+def _constant(name: str, target: str, program: ExportedProgram | Traced) -> Tensor:
     value = program.constants.get(target)
     if not isinstance(value, Tensor) or _is_weight(value):
         kind = f"a {type(value).__name__}"

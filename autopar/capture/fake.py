@@ -8,6 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+_PLAIN = frozenset(
+    {
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.gelu.default,
+        torch.ops.aten.silu.default,
+        torch.ops.aten._softmax.default,
+    }
+)
+"""Ops whose shape rules torch has in C++ too, where they take a hundredth of the time that their
+decompositions do."""
+
+
+class QuickFakeMode(FakeTensorMode):
+    """A fake tensor mode that asks C++ for shapes where it may: no size here is a symbol."""
+
+    def cpp_meta_supports_symint(self, func: Any) -> bool:
+        return func in _PLAIN or super().cpp_meta_supports_symint(func)
+
 
 def fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
     """A fake tensor on cpu with the same shape, strides, dtype and requires_grad.

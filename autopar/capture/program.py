@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
+from autopar.capture.alike import Traced, kind_of, traced_as
 from autopar.capture.captured import Capture, CapturedGraph, GraphInput, Layer, ParamMeta
 from autopar.capture.collector import collector_paused
 from autopar.capture.export import BlockProgram, export, to_graph
-from autopar.capture.fake import faked, training_mode
+from autopar.capture.fake import QuickFakeMode, faked, training_mode
 from autopar.capture.find import find_candidates, without_shared
 from autopar.capture.gradients import check_gradients, layer_nodes
 from autopar.capture.masks import simplify_block, simplify_skeleton, sites_of
@@ -37,7 +39,7 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Capture:
     """
     params, buffers = _params(model), dict(model.named_buffers(remove_duplicate=False))
     originals = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = QuickFakeMode(allow_non_fake_inputs=True)
     with collector_paused(), training_mode(model) as notes, faked(model, mode):
         found, shared = without_shared(model, find_candidates(model))
         tracer = SkeletonTracer(model, batch, loss, mode, originals, found)
@@ -46,7 +48,8 @@ def capture(model: nn.Module, batch: Any, loss: Loss | None = None) -> Capture:
         inputs = tuple(GraphInput(name, False) for name in names)
         skeleton = to_graph(type(model).__name__, program, inputs)
         calls = _called(skeleton, recorder)
-        blocks, index = unique_blocks(calls, lambda call: _export_block(call, mode, tracer))
+        known: dict[str, ExportedProgram] = {}
+        blocks, index = unique_blocks(calls, lambda call: _export_block(call, mode, tracer, known))
     layers = tuple(Layer(c.candidate.path, i) for c, i in zip(calls, index, strict=True))
     blocks = _with_gradients(_with_unique_names(blocks), layers, calls)
     skeleton, blocks, layers, causal = _simplified(skeleton, blocks, layers)
@@ -99,7 +102,10 @@ def _called(skeleton: CapturedGraph, recorder: Recorder) -> list[LayerCall]:
     return calls
 
 
-def _export_block(call: LayerCall, mode: FakeTensorMode, tracer: SkeletonTracer) -> CapturedGraph:
+def _export_block(
+    call: LayerCall, mode: FakeTensorMode, tracer: SkeletonTracer, known: dict[str, ExportedProgram]
+) -> CapturedGraph:
+    """The graph of a layer. `known`: of each kind of layers the program that was exported last."""
     if call.candidate.path in tracer.opaque:
         return opaque_graph(call, tracer.opaque[call.candidate.path], tracer.samples, mode)
     with mode:
@@ -108,8 +114,14 @@ def _export_block(call: LayerCall, mode: FakeTensorMode, tracer: SkeletonTracer)
             for meta, needs in zip(call.inputs, call.needs_grad, strict=True)
         )
     module, path = call.candidate.module, call.candidate.path
+    kind = kind_of(call)
+    program: ExportedProgram | Traced | None = None
     try:
-        program = export(BlockProgram(call), tensors)
+        if kind in known:
+            program = traced_as(known[kind], BlockProgram(call), tensors)
+        if program is None:
+            program = export(BlockProgram(call), tensors)
+            known[kind] = program
     except AutoparError:
         raise
     except Exception as error:  # noqa: BLE001 (whatever torch raises, the layer runs as it is)
