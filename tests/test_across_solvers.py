@@ -25,7 +25,7 @@ CASES = {
     "gpt2": Case(gpt2, 350_000),
     "mlp": Case(classifier, 30_000),
     "pipeline": Case(lambda: gpt2(layers=4), 700_000, {"pp": 2}),
-    "experts": Case(FAMILIES["mixtral"].tiny, 600_000),
+    "experts": Case(FAMILIES["mixtral"].tiny, 1_200_000),
     "free": Case(llama, 10**9),
 }
 
