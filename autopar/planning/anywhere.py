@@ -25,6 +25,7 @@ from autopar.planning.loose import (
     STEP,
     TRANSIENT,
     Alike,
+    Everywhere,
     Loose,
     least_bytes_of,
 )
@@ -105,10 +106,7 @@ class Anywhere:
             kinds.setdefault(id(kind), []).append(kind)
         for k, same in enumerate(kinds.values()):
             rows = self._rows[id(same[0])]
-            options = tuple(
-                {part % self.schedule.table.stages: self._on(rows, part)}
-                for part in range(self.schedule.table.parts)
-            )
+            options = Everywhere(rows, self.schedule.table.stages, self.schedule.table.chunks)
             every.append(Alike(len(same), options, k + 1, 1.0 / len(same)))
         slowest_s = self.slowest_at_least()
         return Loose(

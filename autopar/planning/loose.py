@@ -1,8 +1,10 @@
 """A planning problem without what joins its slots, and what multipliers say of it (`relaxed`)."""
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,44 @@ SECONDS, STEP, RESIDENT, TRANSIENT, HELD = range(5)
 """Columns of costs; what is held has one for each chunk."""
 
 
+@dataclass(frozen=True, eq=False)
+class Everywhere(Sequence[dict[int, Floats]]):
+    """The options of a slot that may lie in any part, where it costs the same: `rows` of costs, one
+    a choice, with what is held in the last column. Made when asked for: a thousand layers in a
+    hundred parts have a hundred thousand."""
+
+    rows: Floats
+    stages: int
+    chunks: int
+
+    def __len__(self) -> int:
+        return self.stages * self.chunks
+
+    def __getitem__(self, part: Any) -> Any:
+        return self._made[part]
+
+    @cached_property
+    def _made(self) -> tuple[dict[int, Floats], ...]:
+        by_chunk = []
+        for chunk in range(self.chunks):
+            held = np.zeros((len(self.rows), self.chunks))
+            held[:, chunk] = self.rows[:, HELD]
+            by_chunk.append(np.hstack([self.rows[:, :HELD], held]))
+        parts = range(len(self))
+        return tuple({part % self.stages: by_chunk[part // self.stages]} for part in parts)
+
+    def weighed(self, plain: Sequence[Floats], moments: Floats) -> Floats:
+        """What each choice weighs in each part, by the stages' weights and those of transient
+        bytes."""
+        parts = np.arange(len(self))
+        by_part = np.array(plain)[parts % self.stages]
+        counted = np.empty((len(self), HELD + 1))
+        counted[:, :HELD] = by_part[:, :HELD]
+        counted[:, TRANSIENT] = moments[parts % self.stages]
+        counted[:, HELD] = by_part[parts, HELD + parts // self.stages]
+        return counted @ self.rows.T
+
+
 @dataclass(frozen=True)
 class Alike:
     """So many slots that the relaxation doesn't tell apart. `options`: their choices, in groups
@@ -21,7 +61,7 @@ class Alike:
     transient bytes that they are counted in, each by `moment_share`."""
 
     count: int
-    options: tuple[dict[int, Floats], ...]
+    options: Sequence[dict[int, Floats]]
     moment: int
     moment_share: float
 
@@ -81,15 +121,22 @@ def priced(loose: Loose, found: Multipliers) -> tuple[float, list[list[Floats]]]
         total += float(found.least[part]) * least - float(found.most[part]) * most
     weights = []
     for one in loose.every:
-        mine = []
+        mine: list[Floats] = []
+        if isinstance(one.options, Everywhere):
+            own = found.most - found.least if loose.part_of(one, 0) == 0 else 0.0
+            moments = found.moments[:, one.moment] * one.moment_share
+            mine = list(one.options.weighed(plain, moments) + np.reshape(own, (-1, 1)))
+            weights.append(mine)
+            total += one.count * float(np.min(mine))
+            continue
         for g, group in enumerate(one.options):
             rows = [
                 costs @ _counted(plain[i], found.moments[i, one.moment] * one.moment_share)
                 for i, costs in group.items()
             ]
             lies = loose.part_of(one, g)
-            own = 0.0 if lies is None else float(found.most[lies] - found.least[lies])
-            mine.append(sum(rows[1:], rows[0]) + own)
+            here = 0.0 if lies is None else float(found.most[lies] - found.least[lies])
+            mine.append(sum(rows[1:], rows[0]) + here)
         weights.append(mine)
         total += one.count * min(float(x.min()) for x in mine)
     return total, weights
@@ -111,7 +158,9 @@ def _counted(weights: Floats, moment: float) -> Floats:
 
 # ---------------------------------------------------------------- of many slots a few
 
-FEW, BINS = 24, 16
+FEW, BINS, OPTIONS = 24, 16, 512
+"""Up to so many kinds are left as they are; else there are so many bins, or so few that they have
+so many options, but two."""
 
 
 def coarser(loose: Loose) -> tuple[Loose, Loose]:
@@ -127,12 +176,16 @@ def coarser(loose: Loose) -> tuple[Loose, Loose]:
         return loose, loose
     classes: dict[Hashable, list[int]] = {}
     for k in alone:
-        classes.setdefault(tuple(map(tuple, loose.every[k].options)), []).append(k)
+        options = loose.every[k].options
+        everywhere = isinstance(options, Everywhere)
+        key = len(options) if everywhere else tuple(map(tuple, options))
+        classes.setdefault((everywhere, key), []).append(k)
     every, few = list(loose.every), [one for one in loose.every if uses[one.moment] > 1]
     few += [one for one in loose.every if one.moment == 0 and uses[0] == 1]
     for members in classes.values():
         members.sort(key=lambda k: _fastest_s(loose.every[k]))
-        for ends in np.array_split(np.array(members), min(BINS, len(members))):
+        bins = max(2, min(BINS, OPTIONS // len(loose.every[members[0]].options)))
+        for ends in np.array_split(np.array(members), min(bins, len(members))):
             moment = loose.every[ends[0]].moment
             count = sum(loose.every[k].count for k in ends)
             for k in ends:
@@ -142,6 +195,8 @@ def coarser(loose: Loose) -> tuple[Loose, Loose]:
 
 
 def _fastest_s(one: Alike) -> float:
+    if isinstance(one.options, Everywhere):
+        return float(one.options.rows[:, SECONDS].min())
     return float(any_of(one.options[0])[:, SECONDS].min())
 
 

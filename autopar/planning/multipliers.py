@@ -13,6 +13,7 @@ from autopar.planning.loose import (
     SECONDS,
     STEP,
     TRANSIENT,
+    Everywhere,
     Floats,
     Loose,
     Multipliers,
@@ -34,7 +35,10 @@ def bound(loose: Loose, solver: str) -> tuple[float, list[list[Floats]]]:
     exact, coarse = coarser(loose)
     best, over = _generated(coarse, solver)
     if over is not None and (exact is coarse or priced(exact, over)[0] > 0):
-        return np.inf, [[np.zeros(len(any_of(g))) for g in one.options] for one in loose.every]
+        return np.inf, [
+            [np.zeros(0 if isinstance(one.options, Everywhere) else len(any_of(one.options[0])))]
+            for one in loose.every
+        ]
     found = [priced(exact, best)]
     if exact is not coarse:
         found.append(priced(exact, without_memory(exact)))
