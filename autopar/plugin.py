@@ -172,27 +172,38 @@ class Schedule:
     `function(**options)`; `make` returns the same table. A table of many stages and microbatches
     takes long to make, and a search looks at many: `per_stage` and `splits_backward` are its own,
     said without it (`per_stage` None: only the table knows, and it is no less than
-    `least_per_stage`).
+    `least_per_stage`). So are, by `make_brief`, the microbatches in flight: a table of fewer
+    microbatches and as many stages and chunks in which as many are (None: the table itself).
     """
 
     name: str
     axis: str
     function: str
     options: tuple[tuple[str, int], ...]
+    microbatches: int
     make: Callable[[], Table] = field(compare=False)
     per_stage: float | None = None
     splits_backward: bool = False
     least_per_stage: float = 0.0
+    make_brief: Callable[[], Table] | None = field(default=None, compare=False)
 
     @functools.cached_property
     def table(self) -> Table:
         """What is planned with. Errors: BrokenScheduleError where it can't run."""
         table = self.make()
         table.check()
+        assert table.microbatches == self.microbatches, self
         assert table.splits_backward == self.splits_backward, self
         assert self.per_stage is None or math.isclose(table.per_stage, self.per_stage), self
         assert table.per_stage >= self.least_pace * (1 - 1e-9), self
+        assert self.make_brief is None or self.brief.every_in_flight == table.every_in_flight, self
         return table
+
+    @functools.cached_property
+    def brief(self) -> Table:
+        """Stages, chunks and microbatches in flight as the table has them. Errors: as there, but
+        where it is made by itself."""
+        return self.table if self.make_brief is None else self.make_brief()
 
     @property
     def least_pace(self) -> float:

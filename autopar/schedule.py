@@ -180,6 +180,11 @@ class Table:
         return tuple(one for one in found if one in most)
 
     @cached_property
+    def every_in_flight(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """`in_flight` of each stage."""
+        return tuple(self.in_flight(stage) for stage in range(self.stages))
+
+    @cached_property
     def messages(self) -> tuple[Message, ...]:
         """Everything that is handed over, in the order in which it leaves."""
         found = []

@@ -109,15 +109,22 @@ class Pipeline(Strategy):
             least, exact = 1 / options["chunks"], microbatches % stages == 0
         if name == "zero_bubble":
             least, exact = 1 / 3, microbatches >= stages
+        brief = None
+        if name != "gpipe" and (exact or name != "interleaved"):
+            # Two groups of as many microbatches as stages fill them: more go the same way.
+            fewer = {**options, "microbatches": min(microbatches, 2 * stages)}
+            brief = functools.partial(_table, make, **fewer)
         return Schedule(
             name,
             "pp",
             f"autopar.runtime.schedules:{make.__name__}",
             tuple(options.items()),
+            microbatches,
             functools.partial(_table, make, **options),
             least if exact else None,
             name == "zero_bubble",
             least,
+            brief,
         )
 
     def conflict(
@@ -136,7 +143,7 @@ class Pipeline(Strategy):
         return None
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def _table(make: Make, **options: int) -> Table:
     """The same for every mesh with as many stages: a search asks for it again and again."""
     return make(**options)

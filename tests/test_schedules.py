@@ -60,6 +60,22 @@ def test_what_a_bubble_is_at_least_is_said_without_the_table(stages: int) -> Non
     assert unsaid > 0
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+def test_a_brief_table_has_as_many_microbatches_in_flight(stages: int) -> None:
+    """Which `Schedule.table` asserts; a table that hasn't is found out."""
+    found = []
+    for microbatches in range(1, 5 * stages + 2):
+        offers = Pipeline().schedules(Mesh((("pp", stages),)), microbatches, 30)
+        found += [one for one in offers if isinstance(one, Schedule)]
+    for one in found:
+        assert (one.brief.stages, one.brief.chunks) == (stages, one.table.chunks)
+        assert one.brief.every_in_flight == one.table.every_in_flight, one
+    assert sum(one.brief.microbatches < one.microbatches for one in found) > 10
+    few = replace(found[-1], make_brief=partial(one_forward_one_backward, stages, 1))
+    with pytest.raises(AssertionError):
+        _ = few.table
+
+
 def test_interleaved_is_chosen_in_whole_groups_alone() -> None:
     mesh = Mesh((("pp", 4),))
     names = {m: _names(Pipeline().schedules(mesh, m, 16)) for m in (4, 6, 8)}

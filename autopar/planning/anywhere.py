@@ -80,8 +80,7 @@ class Anywhere:
     @cached_property
     def stages(self) -> Stages:
         """What of the schedule counts."""
-        mesh = self.layered.pricer.setting.mesh
-        return stages_of(self.schedule, mesh.size(self.schedule.axis))
+        return stages_of(self.layered.pricer.setting)
 
     def bound(self, solver: str) -> float:
         """Seconds that no cut beats; inf where nothing fits."""
@@ -93,7 +92,7 @@ class Anywhere:
         worst = float(least_bytes_of(self._loose()))
         fullest = np.full(len(self.layered.kinds) + 1, np.inf)
         fullest[0] = -np.inf
-        for over in self.spans.over_bytes if self.schedule.table.chunks == 1 else ():
+        for over in self.spans.over_bytes if self.schedule.brief.chunks == 1 else ():
             fullest = np.min(np.maximum(fullest[:, None], over), axis=0)
         if np.isfinite(fullest[-1]):
             worst = max(worst, self.limit_bytes + float(fullest[-1]))
@@ -106,7 +105,7 @@ class Anywhere:
             kinds.setdefault(id(kind), []).append(kind)
         for k, same in enumerate(kinds.values()):
             rows = self._rows[id(same[0])]
-            options = Everywhere(rows, self.schedule.table.stages, self.schedule.table.chunks)
+            options = Everywhere(rows, self.schedule.brief.stages, self.schedule.brief.chunks)
             every.append(Alike(len(same), options, k + 1, 1.0 / len(same)))
         slowest_s = self.slowest_at_least()
         return Loose(
@@ -124,7 +123,7 @@ class Anywhere:
     @property
     def spread(self) -> tuple[tuple[int, int], ...]:
         """How many layers each part has, at least and at most."""
-        table = self.schedule.table
+        table = self.schedule.brief
         return (spread(table, len(self.layered.kinds)),) * table.parts
 
     # ------------------------------------------------------------ what parts have anyway
@@ -132,7 +131,7 @@ class Anywhere:
     @cached_property
     def _fixed(self) -> tuple[Here, ...]:
         """The skeleton as each part has it wherever the layers are cut."""
-        table, setting = self.schedule.table, self.layered.pricer.setting
+        table, setting = self.schedule.brief, self.layered.pricer.setting
         skeleton = self.layered.pricer.model.skeleton
         rest = len(self.layered.kinds) - table.parts + 1
         early = make_cut(skeleton, [*([1] * (table.parts - 1)), rest])
@@ -144,7 +143,7 @@ class Anywhere:
 
     @cached_property
     def _skeleton(self) -> tuple[Alike, ...]:
-        pricer, stages = self.layered.pricer, self.schedule.table.stages
+        pricer, stages = self.layered.pricer, self.schedule.brief.stages
         found = []
         for key in self.layered.skeleton:
             rows: dict[int, Floats] = {}
@@ -159,7 +158,7 @@ class Anywhere:
         return tuple(found)
 
     def _numbers(self, bill: Bill, part: int) -> Floats:
-        table, times = self.schedule.table, self.layered.pricer.setting.microbatches
+        table, times = self.schedule.brief, self.layered.pricer.setting.microbatches
         held = [0] * table.chunks
         held[part // table.stages] = bill.held_bytes
         sizes = (bill.lasting_bytes, bill.transient_bytes, *held)
@@ -167,7 +166,7 @@ class Anywhere:
 
     @cached_property
     def _base(self) -> tuple[Floats, ...]:
-        pricer, table = self.layered.pricer, self.schedule.table
+        pricer, table = self.layered.pricer, self.schedule.brief
         model, setting, prices = pricer.model, pricer.setting, pricer.prices
         rows = [np.zeros(HELD + table.chunks) for _ in range(table.stages)]
         least = min(kind.columns.costs[:, columns.TRANSIENT].min() for kind in self._every)
@@ -245,7 +244,7 @@ class Anywhere:
 
     def _on(self, rows: Floats, part: int) -> Floats:
         """Rows with what is held in the chunk of a part."""
-        table = self.schedule.table
+        table = self.schedule.brief
         held = np.zeros((len(rows), table.chunks))
         held[:, part // table.stages] = rows[:, HELD]
         return np.hstack([rows[:, :HELD], held])
@@ -254,7 +253,7 @@ class Anywhere:
 
     def slowest_at_least(self) -> float:
         """Seconds a microbatch that the slowest stage takes at least: layers don't divide."""
-        table, count = self.schedule.table, len(self.layered.kinds)
+        table, count = self.schedule.brief, len(self.layered.kinds)
         if table.chunks > 1:
             return self._slowest_of_chunks()
         slowest = np.full(count + 1, np.inf)
@@ -267,7 +266,7 @@ class Anywhere:
         """The same where a stage has several parts, which differ by one layer at most: of all ways
         to give stages so many layers the one whose slowest takes least, each by `_stage_at_least`,
         with memory where all layers are of one kind."""
-        table, count = self.schedule.table, len(self.layered.kinds)
+        table, count = self.schedule.brief, len(self.layered.kinds)
         least = count // table.parts * table.chunks
         if len(self._every) > 1:
             least_s = min(self._least_s.values())
@@ -282,7 +281,7 @@ class Anywhere:
     def _stage_at_least(self, stage: int) -> Floats:
         """Seconds of a microbatch that a stage takes at least, if none, one … of its parts have a
         layer more than the others (inf: that doesn't fit)."""
-        table, (kind,) = self.schedule.table, self._every
+        table, (kind,) = self.schedule.brief, self._every
         rows, base = self._rows[id(kind)], self._base[stage]
         fewest = len(self.layered.kinds) // table.parts
         counts = max(self.stages.in_flight[stage], key=sum)
@@ -314,7 +313,7 @@ class Anywhere:
         """How many layers each part has, if each takes so long, where the slowest stage is fastest
         and parts differ by one layer at most: the stage with the least is given the next one.
         Of its parts the last, which have the fewest microbatches in flight."""
-        table, count = self.schedule.table, len(self.layered.kinds)
+        table, count = self.schedule.brief, len(self.layered.kinds)
         counts = [count // table.parts] * table.parts
         for _ in range(count - sum(counts)):
             spare = [p for p in range(table.parts) if counts[p] == count // table.parts]
@@ -341,7 +340,7 @@ class Anywhere:
     @cached_property
     def spans(self) -> Spans:
         """What each part takes and needs at least with every run of layers."""
-        table, count = self.schedule.table, len(self.layered.kinds)
+        table, count = self.schedule.brief, len(self.layered.kinds)
         base, skeleton = self._base, self._skeleton
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)

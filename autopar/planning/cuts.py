@@ -21,7 +21,7 @@ def check_weights(pricer: Pricer) -> None:
     """Errors: AutoparError where a weight would lie in two parts of one stage."""
     schedule, block = pricer.setting.schedule, pricer.model.skeleton
     assert schedule is not None
-    table = schedule.table
+    table = schedule.brief
     cut = make_cut(block, even_counts(len(pricer.model.layers), table.parts))
     for placeholder, name in block.params.items():
         parts = cut.parts.get(placeholder, ())
@@ -37,7 +37,7 @@ def check_groups(layered: Layered) -> None:
     """Errors: AutoparError where some layers that run again together would lie in two parts."""
     schedule, inside = layered.pricer.setting.schedule, layered.inside_groups
     assert schedule is not None
-    table, count = schedule.table, len(layered.kinds)
+    table, count = schedule.brief, len(layered.kinds)
     least, most = spread(table, count)
     ends = {0}
     for _ in range(table.parts):
@@ -64,7 +64,7 @@ def every_cut(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     """How many layers the parts of each cut have, with its bound in seconds, lowest first; None
     where there are too many."""
     spread, count = anywhere.spread, len(anywhere.layered.kinds)
-    if anywhere.schedule.table.chunks > 1:
+    if anywhere.schedule.brief.chunks > 1:
         return None  # what a stage needs isn't the sum of what its parts need
     found = list(itertools.islice(_counts(spread, count), FEW + 1))
     if len(found) > FEW:
@@ -90,7 +90,7 @@ def cuts(anywhere: Anywhere) -> tuple[Cut, ...]:
     fastest parts together), and, if it is another, the one whose fullest part is smallest. Of
     several parts a stage: the one whose slowest stage is fastest if all layers take the same."""
     skeleton = anywhere.layered.pricer.model.skeleton
-    if anywhere.schedule.table.chunks > 1 and not anywhere.layered.inside_groups:
+    if anywhere.schedule.brief.chunks > 1 and not anywhere.layered.inside_groups:
         return (make_cut(skeleton, anywhere.balanced(anywhere.mean_layer_s)),)
     found, spans = [], anywhere.spans
     for costs in (spans.seconds, spans.over_bytes):

@@ -55,12 +55,15 @@ def scheduled(
         yield Refusal("; ".join(why) or f"{owner.name!r} has no schedule for it")
 
 
-def stages_of(schedule: Schedule, stages: int) -> Stages:
-    """What of a schedule of so many stages a planning problem sees."""
-    table = schedule.table
-    assert table.stages == stages, schedule
-    in_flight = tuple(table.in_flight(stage) for stage in range(table.stages))
-    return Stages(table.per_slowest, table.per_stage, in_flight)
+def stages_of(setting: Setting) -> Stages:
+    """What of a setting's schedule a planning problem sees."""
+    schedule = setting.schedule
+    assert schedule is not None
+    brief = schedule.brief
+    assert brief.stages == setting.mesh.size(schedule.axis), schedule
+    per_stage = schedule.table.per_stage if schedule.per_stage is None else schedule.per_stage
+    # An outline's setting has more microbatches: ranks that share the batch count as such.
+    return Stages(schedule.microbatches - per_stage, per_stage, brief.every_in_flight)
 
 
 def spread(table: Table, layers: int) -> tuple[int, int]:

@@ -80,7 +80,7 @@ class StagePricer:
             tuple(edges),
             limit_bytes,
             covers=self.layered.covers(),
-            stages=stages_of(self.schedule, self.pricer.setting.mesh.size(self.schedule.axis)),
+            stages=stages_of(self.pricer.setting),
             base_shares=tuple(self._base()),
         )
 
