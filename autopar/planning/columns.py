@@ -6,7 +6,7 @@ outside, only the ones on the Pareto front of their costs can be in an optimum. 
 has one slot a layer, and a far better relaxation: each choice is integral inside the layer.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -88,7 +88,12 @@ def _extended(
 ) -> dict[_State, _Front]:
     found: dict[_State, list[_Front]] = {}
     classes = _classes(p, part, edges, counted)
-    touches = {c: _touches(p, c, edges) for c, _ in classes}
+    near = {
+        e: edge
+        for e, edge in enumerate(edges)
+        if p in (edge.source.slot, *(use.slot for use in edge.uses))
+    }
+    touches = {c: _touches(p, c, near) for c, _ in classes}
     for (before, front), (c, own) in product(fronts.items(), classes):
         crossings = list(before.crossings)
         for e, makes, needs in touches[c]:
@@ -107,14 +112,13 @@ def _extended(
     return {state: _best(some, counted) for state, some in found.items()}
 
 
-def _touches(p: int, choice: int, edges: Sequence[Edge]) -> list[_Touch]:
-    """What a choice of a part makes and needs on the edges."""
+def _touches(p: int, choice: int, edges: Mapping[int, Edge]) -> list[_Touch]:
+    """What a choice of a part makes and needs on its edges."""
     found: list[_Touch] = []
-    for e, edge in enumerate(edges):
+    for e, edge in edges.items():
         makes = (edge.source.layouts[choice],) if edge.source.slot == p else None
         uses = [use.layouts[choice] for use in edge.uses if use.slot == p]
-        if makes is not None or uses:
-            found.append((e, makes, frozenset(n for n in uses if n is not None)))
+        found.append((e, makes, frozenset(n for n in uses if n is not None)))
     return found
 
 

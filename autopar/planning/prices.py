@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from autopar.cluster import ClusterSpec
 from autopar.mesh import Mesh
@@ -138,7 +139,11 @@ class Prices:
         return self._model(effect).explain(effect, self.mesh, self.cluster)
 
     def _model(self, effect: Effect) -> CostModel:
-        return next(m for m in self.models if effect.kind in m.prices)
+        return self._by_kind[effect.kind]
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, CostModel]:
+        return {kind: model for model in reversed(self.models) for kind in model.prices}
 
     def bill(self, effects: Iterable[Effect], microbatches: int) -> Bill:
         """The sum over effects; those that occur once a microbatch count that often."""
