@@ -53,6 +53,11 @@ class Outlines:
     ways: dict[Mesh, frozenset[Hashable]] = field(default_factory=dict)
     """What regions may do on an outline's mesh."""
     coarser: dict[tuple[Mesh, Mesh], bool] = field(default_factory=dict)
+    typed: dict[Mesh, tuple[Mapping[SlotKey, tuple[Candidate, ...]], Pricer]] = field(
+        default_factory=dict
+    )
+    """What regions may do on a mesh, with their layouts: the same for most numbers of
+    microbatches."""
 
     @cached_property
     def layers(self) -> str | None:
@@ -141,10 +146,15 @@ class Outlines:
         found = candidates_of(self.model, outline, self.strategies, self.pins)
         if not all(found.values()):
             return None
+        known, pricer = self.typed.get(outline.mesh, (None, None))
+        if pricer is not None and known == found:
+            return pricer.sized(outline.microbatches)
         setting, refined = refined_choices(outline, found)
         prices = self.works.prices.on(setting.mesh)
         args = (self.model, setting, prices, refined, self.state_ratio, self.works)
-        return Pricer(*args, with_params=False)
+        pricer = Pricer(*args, with_params=False)
+        self.typed[outline.mesh] = found, pricer
+        return pricer
 
 
 def _way(candidate: Candidate) -> Hashable:

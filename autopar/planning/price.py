@@ -58,6 +58,9 @@ Cross = tuple[Layout, bool]
 """A layout in which a value crosses, and whether its layer runs again in the backward."""
 
 
+_PRICED = ("bills", "ops_bills", "param_bills", "conversions", "kinds", "weighed")
+
+
 @dataclass
 class Pricer:
     """Prices one setting. Identical layers share their typings, bills and conversions."""
@@ -100,17 +103,21 @@ class Pricer:
         """The same by other weights, once for all schedules."""
         if weights not in self.weighed:
             prices = replace(self.prices, weights=weights, known={})
-            fresh = replace(
-                self,
-                prices=prices,
-                bills={},
-                ops_bills={},
-                param_bills={},
-                conversions={},
-                kinds={},
-            )
-            self.weighed[weights] = fresh
+            self.weighed[weights] = replace(self._unpriced(), prices=prices, weighed=self.weighed)
         return self.weighed[weights].at(self.setting)
+
+    def sized(self, microbatches: int) -> "Pricer":
+        """The same with another number of microbatches, on which no layout depends."""
+        return replace(
+            self._unpriced(),
+            setting=replace(self.setting, microbatches=microbatches),
+            prices=self.prices.on(self.prices.mesh),
+        )
+
+    def _unpriced(self) -> "Pricer":
+        """Layouts without prices."""
+        empty: dict[str, Any] = {name: {} for name in _PRICED}
+        return replace(self, **empty)
 
     def bill(self, path: str, candidate: Candidate, here: Here | None = None) -> Bill:
         """What a candidate's region comes to, without conversions; of the skeleton's, what one part
