@@ -11,20 +11,19 @@ other meshes is planned for comparison. Optimizer state is what those who traine
 import argparse
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import plan_cases
 from full_size import job_of
-from known_cases import CASES
+from known_cases import CASES, KEPT, RIVALS
 from known_table import show
-from plan_cases import Asked, Found, planned
+from plan_cases import Asked, Found, kept, planned, rival, tried
 
 from autopar.capture import capture
 from autopar.cluster import resolve_cluster
 from autopar.graph.analyse import analyse
-
-MESHES = 2
-"""Others, beside the plan's own, on which the best is planned."""
+from autopar.plan import Plan
 
 
 def solve(task: tuple[str, float], wanted: Sequence[str]) -> Iterator[Found]:
@@ -34,11 +33,25 @@ def solve(task: tuple[str, float], wanted: Sequence[str]) -> Iterator[Found]:
     warnings.simplefilter("ignore")
     job = job_of(case.model, case.cluster, case.samples)
     graph = analyse(capture(job.model, job.batch, job.loss))
-    asked = Asked(graph, resolve_cluster(case.cluster), case.state)
+    cluster = resolve_cluster(case.cluster)
+    if case.kernels is not None:
+        cluster = replace(cluster, device=replace(cluster.device, kernels=case.kernels))
+    asked = Asked(graph, cluster, case.state)
+    plan: Plan | None = None
     for name in wanted:
         what = name.rpartition("/")[2]
-        meshes = MESHES if what == "free" else 0
-        yield {"id": name, **planned(asked, case.pins[what], limit_s, meshes)}
+        if what == "free":
+            found, plan = tried(asked, {}, limit_s)
+        elif what in case.pins:
+            found = planned(asked, case.pins[what], limit_s)
+        elif plan is None:
+            found = {"fault": "there is no plan"}
+        elif what == KEPT:
+            again = any("recompute" in choice.strategies for choice in plan.regions)
+            found = kept(asked, plan) if again else {"fault": "nothing is recomputed"}
+        else:
+            found = rival(asked, plan, RIVALS.index(what), limit_s)
+        yield {"id": name, **found}
 
 
 def main() -> None:
@@ -59,8 +72,12 @@ def main() -> None:
             continue
         there = plan_cases.known(options.into)
         wanted = [name for name in case.ids if name not in there or "ended" in there[name]]
+        pinned = {f"{case.name}/{what}" for what in case.pins}
+        if set(wanted) - pinned and f"{case.name}/free" not in wanted:
+            free = f"{case.name}/free"  # what the rest is compared with
+            wanted = [free, *(name for name in wanted if name != free)]
         lines = plan_cases.run_alone(
-            solve, (case.name, options.limit_s), wanted, 8 * options.limit_s
+            solve, (case.name, options.limit_s), wanted, 12 * options.limit_s
         )
         plan_cases.keep(lines, options.into)
         print(case.name, wanted, flush=True)

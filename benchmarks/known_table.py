@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from known_cases import CASES, Case
+from known_cases import CASES, KEPT, RIVALS, Case
 from plan_cases import apart, decided, spent
 from rich.box import MARKDOWN
 from rich.console import Console
@@ -48,7 +48,7 @@ def _summary(lines: Lines) -> Table:
             continue
         plan = decided(free) if "step_s" in free else free.get("ended") or free["fault"]
         gap = f"{free['gap']:.2%}" if "gap" in free else "–"
-        took = f"{free.get('plan_s', 0):.0f} s"
+        took = f"{free.get('took_s', 0):.0f} s"
         head = case.model, case.cluster, str(case.samples), case.answer
         table.add_row(*head, verdict(case, lines), plan, gap, took)
     return table
@@ -65,12 +65,13 @@ def _case(case: Case, lines: Lines) -> Iterator[str]:
     for what in case.pins:
         if what != "free" and (other := lines.get(f"{case.name}/{what}")):
             yield f"- {what.replace('_', ' ')}: {_beside(other, free)}"
-    for rival in free.get("rivals", ()):
-        yield f"- other mesh: {_beside(rival, free)}"
-    if kept := free.get("kept"):
-        yield (
-            f"- without recompute the same mesh needs {size(kept['memory_bytes'])}: {_line(kept)}"
-        )
+    for what in RIVALS:
+        if other := lines.get(f"{case.name}/{what}"):
+            yield f"- {what} mesh: {_beside(other, free)}"
+    kept = lines.get(f"{case.name}/{KEPT}", {})
+    if "step_s" in kept:
+        needs = size(kept["memory_bytes"])
+        yield f"- without recompute its mesh needs {needs}: {_line(kept)}"
 
 
 def _line(one: Mapping[str, Any]) -> str:

@@ -54,32 +54,48 @@ class Asked:
         return Request(self.graph, self.cluster, strategies, models, pins, options, *told)
 
 
-def planned(
-    asked: Asked, pin: Mapping[str, Any], limit_s: float | None = None, meshes: int = 0
-) -> Found:
+def planned(asked: Asked, pin: Mapping[str, Any], limit_s: float | None = None) -> Found:
     """The figures of the plan under these pins, or why there is none ("fault"). Where there is none
-    for want of memory, it says how much is missing ("short_bytes") and what the plan would be if
-    there were enough ("roomy"). `meshes`: of the next best, so many are planned too ("rivals");
-    then it says as well what a plan that recomputes would need without ("kept")."""
-    start = time.perf_counter()
+    for want of memory, it says how much is missing ("short_bytes") and, of what is pinned, what the
+    plan would be if there were enough ("roomy")."""
+    return tried(asked, pin, limit_s)[0]
+
+
+def tried(
+    asked: Asked, pin: Mapping[str, Any], limit_s: float | None = None
+) -> tuple[Found, Plan | None]:
+    """As `planned`, with the plan, where there is one."""
+    start, plan = time.perf_counter(), None
     try:
         plan = plan_or_explain(asked.request(pin, False, limit_s))
         found = figures(plan)
-        found["plan_s"] = time.perf_counter() - start
-        if meshes:
-            able = [other for other in other_meshes(plan) if math.isfinite(cost_of(other))]
-            pinned = [{**pin, **other.mesh} for other in able[:meshes]]
-            found["rivals"] = [planned(asked, more, limit_s) for more in pinned]
-            if any(name.startswith("recompute") for name in found["used"]):
-                where = {**plan.axes, "microbatches": plan.microbatches, "recompute": False}
-                found["kept"] = figures(make_plan(asked.request({**pin, **where}, True, limit_s)))
     except InfeasibleError as error:
         found = {"fault": str(error), "short_bytes": error.short_bytes}
         if pin:
             found["roomy"] = figures(make_plan(asked.request(pin, True, limit_s)))
     except AutoparError as error:
         found = {"fault": str(error)}
-    return {**found, "took_s": time.perf_counter() - start}
+    return {**found, "took_s": time.perf_counter() - start}, plan
+
+
+def rival(asked: Asked, plan: Plan, place: int, limit_s: float | None) -> Found:
+    """The best on another mesh, the `place`-th next to a plan, where the search solved it; else
+    what it takes at least."""
+    able = [other for other in other_meshes(plan) if math.isfinite(cost_of(other))]
+    if place >= len(able):
+        return {"fault": "there is no other mesh on which it may fit"}
+    other = able[place]
+    if other.step_s is None:
+        return {"fault": f"{short_mesh(other.mesh)}: at least {seconds(cost_of(other))}"}
+    return planned(asked, other.mesh, limit_s)
+
+
+def kept(asked: Asked, plan: Plan) -> Found:
+    """What a plan would be without recompute, had it the memory."""
+    where = {**plan.axes, "microbatches": plan.microbatches, "recompute": False}
+    if plan.schedule is not None:
+        where["schedule"] = plan.schedule.name
+    return figures(make_plan(asked.request(where, True, None)))
 
 
 def figures(plan: Plan) -> Found:
