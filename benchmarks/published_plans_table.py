@@ -122,6 +122,9 @@ def _faults(found: Sequence[Beside]) -> Table:
         if rows[0].get("short_bytes"):
             short = [row["short_bytes"] for row in rows]
             why += f": by {size(min(short))} to {size(max(short))}"
+            spare = [row["roomy"].get("memory", {}).get("fragmentation", 0) for row in rows]
+            fit = sum(a <= b for a, b in zip(short, spare, strict=True))
+            why += f"; {fit} would if memory weren't fragmented"
         table.add_row(source, str(len(rows)), why, first)
     return table
 

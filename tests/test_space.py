@@ -1,7 +1,9 @@
 """Bounds of settings that nothing was priced of yet: prices are subadditive, or refused."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -16,11 +18,13 @@ from autopar.cost_models.compute import ComputeCost
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
 from autopar.layouts.state_ratio import StateRatio
+from autopar.planning import search as search_module
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import read_pins
 from autopar.planning.search import search
 from autopar.planning.space import Space, Unopened, space_of
 from autopar.planning.tried import SearchOptions, Tried, relax
+from autopar.planning.watch import Progress
 from autopar.plugin import Compute, CostModel, Effect, Mesh
 from autopar.registry import select_cost_models, select_strategies
 
@@ -124,3 +128,21 @@ def test_what_is_learnt_raises_bounds() -> None:
     after = [found.bound_s(one) for one in later]
     assert len(later) == 3 and all(a > b * 1.1 for a, b in zip(after, before, strict=True))
     assert replace(found, known={}).bound_s(later[0]) == before[0]
+
+
+def test_without_time_one_setting_goes_all_the_way_to_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others aren't looked at: each look takes it a step further, or says that nothing of it
+    fits."""
+    whole, looks = space(select_cost_models(), spec=GPU), 0
+    clock = itertools.chain([0.0], itertools.repeat(101.0))
+    monkeypatch.setattr(search_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def watch(progress: Progress) -> None:
+        nonlocal looks
+        looks += 1
+
+    found = search(replace(whole, options=replace(OPTIONS, time_limit_s=100.0)), watch)
+    assert sum(seen.solved for seen in found.tried) == 1
+    assert looks <= 8 < len(found.tried)

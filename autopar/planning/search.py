@@ -69,14 +69,14 @@ def search(space: Space, watch: Watch = unwatched) -> Found:
     state = _State(space)
     for one in space.settings():
         state.add(one)
-    end_s = math.inf
-    if space.options.time_limit_s is not None:
-        end_s = time.monotonic() + space.options.time_limit_s
+    limit_s = math.inf if space.options.time_limit_s is None else space.options.time_limit_s
+    start_s = time.monotonic()
     while state.queue:
-        if time.monotonic() <= end_s:
-            state.look_at_next(watch)
-        elif state.best is None:
+        took_s = time.monotonic() - start_s
+        if state.best is None and took_s > limit_s / 2:
             state.hurry(watch)
+        elif took_s <= limit_s:
+            state.look_at_next(watch)
         else:
             state.give_up()
     if not state.tried:
@@ -97,6 +97,10 @@ def search(space: Space, watch: Watch = unwatched) -> Found:
     )
 
 
+Entry = tuple[float, int, int, Unopened | Tried]
+"""A bound, a size and a place in the queue, which order what has them."""
+
+
 @dataclass
 class _State:
     """A search under way, best first: the settings with the lowest bound are opened, relaxed if
@@ -104,7 +108,7 @@ class _State:
     than the gap. `unfit`: what doesn't fit, while nothing does."""
 
     space: Space
-    queue: list[tuple[float, int, int, Unopened | Tried]] = field(default_factory=list)
+    queue: list[Entry] = field(default_factory=list)
     places: Iterator[int] = field(default_factory=itertools.count)
     best: Tried | None = None
     guess: Weights | None = None
@@ -140,7 +144,10 @@ class _State:
 
     def look_at_next(self, watch: Watch) -> None:
         """What has the lowest bound."""
-        bound_s, _, _, one = heapq.heappop(self.queue)
+        self._look_at(heapq.heappop(self.queue), watch)
+
+    def _look_at(self, entry: Entry, watch: Watch) -> None:
+        bound_s, _, _, one = entry
         self._tell(watch, bound_s)
         self.waiting -= 1 if isinstance(one, Tried) else len(one.scheduled)
         if isinstance(one, Unopened):
@@ -168,16 +175,18 @@ class _State:
             self._settle(one)
 
     def hurry(self, watch: Watch) -> None:
-        """The time is over, with no answer yet: what is relaxed is solved first."""
-        ready = [e for e in self.queue if isinstance(e[3], Tried) and e[3].is_relaxed]
-        if not ready:
-            self.look_at_next(watch)
-            return
-        first = min(ready, key=lambda entry: (entry[0], entry[2]))
+        """There is no answer yet, and the time for one has come: what is furthest on its way to one
+        goes on."""
+        first = min(self.queue, key=lambda entry: (-self._way(entry[3]), *entry[:3]))
         self.queue.remove(first)
         heapq.heapify(self.queue)
-        self.waiting -= 1
-        self._look_closer(first[3])
+        self._look_at(first, watch)
+
+    def _way(self, one: Unopened | Tried) -> int:
+        """How many steps to an answer are done: its outline priced, outlined, opened, relaxed."""
+        if isinstance(one, Unopened):
+            return 2 if one.is_outlined else int(self.space.outlines.is_priced(one.asked))
+        return 4 if one.is_relaxed else 3
 
     def give_up(self) -> None:
         """The time is over: what is left keeps its bound."""
