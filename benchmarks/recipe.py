@@ -4,8 +4,8 @@ python benchmarks/recipe.py [--only-recipe] [--limit-s S] [pair …]
 
 Weights, gradients and optimizer state are 16 bits wide (float16 on V100, else bfloat16). Each pair
 runs in a process of its own. The search ends after S seconds with the best plan so far and its gap.
-Both are predictions of the same
-cost models; the time is planning's alone, without imports, building and capturing the model.
+Both are predictions of the same cost models; the time is planning's alone, without imports,
+building and capturing the model.
 """
 
 import argparse
