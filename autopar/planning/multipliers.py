@@ -2,7 +2,7 @@
 its columns generated. Those that the multipliers so far price lowest are added until the bound
 stands (Dantzig and Wolfe 1960). Rounding in multipliers costs sharpness, never validity."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -186,26 +186,22 @@ def _scale_s(loose: Loose) -> float:
 def _rows(loose: Loose, taken: Sequence[_Taken], second: float, unit: float) -> Iterator[Row]:
     stages, every = loose.stages, loose.every
     lengths = [len(one.known) for one in taken]
-
-    def spread(values: Iterable[float]) -> Floats:
-        return np.repeat(np.array(list(values), np.float64), lengths)
-
+    slots = np.repeat([one.slot for one in taken], lengths)
     for k, slot in enumerate(every):
-        mine = spread(float(one.slot == k) for one in taken)
+        mine = (slots == k).astype(np.float64)
         yield Row(("take", k, 0), mine, {}, float(slot.count), equal=True)
     floor = second * loose.least_slowest_s
+    parts = [loose.part_of(every[one.slot], one.group) for one in taken] if loose.spread else []
+    lies = np.repeat([-1 if part is None else part for part in parts], lengths[: len(parts)])
     for part, (least, most) in enumerate(loose.spread):
-        inside = spread(float(loose.part_of(every[one.slot], one.group) == part) for one in taken)
+        inside = (lies == part).astype(np.float64)
         yield Row(("least", part, 0), inside, {}, float(least))
         yield Row(("most", part, 0), -inside, {}, -float(most))
     yield Row(("floor", 0, 0), np.zeros(0), {"slowest": 1.0}, floor)
     moments = sorted({0, *(slot.moment for slot in every)})
-    shares = {
-        moment: spread(
-            every[one.slot].moment_share * (every[one.slot].moment == moment) for one in taken
-        )
-        for moment in moments
-    }
+    share = np.array([slot.moment_share for slot in every])[slots]
+    group = np.array([slot.moment for slot in every])[slots]
+    shares = {moment: share * (group == moment) for moment in moments}
     for i, in_flight in enumerate(stages.in_flight):
         costs = _stage_costs(loose, taken, i)
         base = loose.base[i]

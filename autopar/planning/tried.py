@@ -142,7 +142,9 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
         if cut is not None:
             problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
         assert problem is not None
-        found = _solved(problem, tried.low, options, worth_s, rest_s)
+        # The first time the weights are a guess: half the gap is for what they don't see.
+        gap = options.gap / 2 if tried.seen else options.gap
+        found = _solved(problem, tried.low, replace(options, gap=gap), worth_s, rest_s)
         if isinstance(found, Infeasible):
             fits = not found.impossible and found.short_bytes == 0
             bounds_s.append(max(low_s, worth_s) if fits else math.inf)
@@ -173,7 +175,7 @@ def _solved(
     return solve(
         problem,
         solver=options.solver,
-        gap=options.gap / 2,  # the rest is for what the weights don't see
+        gap=options.gap,
         time_limit_s=options.time_limit_s,
         cutoff_s=worth_s if math.isfinite(worth_s) else None,
         low=low,
@@ -209,7 +211,8 @@ def sharper(tried: Tried, options: SearchOptions) -> Weights | None:
     weights = sharpest(prices.rows, tried.seen, options.solver)
     worth_s = min(seconds_of(one, weights) for one in tried.seen)
     now_s = min(seconds_of(one, prices.weights) for one in tried.seen)
-    return weights if worth_s > now_s * (1 + options.gap / 4) else None
+    is_rough = len(tried.seen) == 1
+    return weights if is_rough or worth_s > now_s * (1 + options.gap / 4) else None
 
 
 def shortage(tried: Tried, options: SearchOptions) -> Tried:
