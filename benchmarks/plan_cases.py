@@ -92,7 +92,7 @@ def rival(asked: Asked, plan: Plan, place: int, limit_s: float | None) -> Found:
 
 def kept(asked: Asked, plan: Plan) -> Found:
     """What a plan would be without recompute, had it the memory."""
-    where = {**plan.axes, "microbatches": plan.microbatches, "recompute": False}
+    where: dict[str, Any] = {**plan.axes, "microbatches": plan.microbatches, "recompute": False}
     if plan.schedule is not None:
         where["schedule"] = plan.schedule.name
     return figures(make_plan(asked.request(where, True, None)))
