@@ -118,23 +118,21 @@ class StagePricer:
         """A layer's columns in a part; with them what it hands on, and in the next part the
         gradient of that."""
         stages, chunks = self.schedule.table.stages, self.schedule.table.chunks
+        extra: dict[int, list[list[float]]] = {part: rows.tolist() for part, rows in more.items()}
+        places = [(part, part % stages, part // stages) for part in sorted({own, *extra})]
         choices = []
-        for costs, stream in zip(kind.columns.costs, kind.streams, strict=True):
+        rows: list[list[float]] = kind.columns.costs.tolist()
+        for costs, stream in zip(rows, kind.streams, strict=True):
             shares = []
-            for part in sorted({own, *more}):
-                each_s, once_s, lasts, waits = map(
-                    float, more[part][stream] if part in more else NOTHING
-                )
-                held = [0] * chunks
-                held[part // stages] = int(waits)
-                if part != own:
-                    shares.append(Share(part % stages, each_s, once_s, int(lasts), tuple(held)))
-                    continue
-                held[part // stages] += int(costs[HELD])
-                resident = int(costs[RESIDENT] + lasts)
-                each_s, once_s = each_s + float(costs[EACH_S]), once_s + float(costs[ONCE_S])
-                sizes = (resident, tuple(held), int(costs[TRANSIENT]))
-                shares.append(Share(part % stages, each_s, once_s, *sizes))
+            for part, stage, chunk in places:
+                each_s, once_s, lasts, waits = extra[part][stream] if part in extra else NOTHING
+                sizes = int(lasts), int(waits), 0
+                if part == own:
+                    each_s, once_s = each_s + costs[EACH_S], once_s + costs[ONCE_S]
+                    resident, held, moment = costs[RESIDENT], costs[HELD], costs[TRANSIENT]
+                    sizes = int(resident + lasts), int(held) + int(waits), int(moment)
+                by_chunk = (0,) * chunk + (sizes[1],) + (0,) * (chunks - chunk - 1)
+                shares.append(Share(stage, each_s, once_s, sizes[0], by_chunk, sizes[2]))
             choices.append(self._choice(shares))
         return tuple(choices)
 

@@ -211,7 +211,7 @@ def sharper(tried: Tried, options: SearchOptions) -> Weights | None:
     weights = sharpest(prices.rows, tried.seen, options.solver)
     worth_s = min(seconds_of(one, weights) for one in tried.seen)
     now_s = min(seconds_of(one, prices.weights) for one in tried.seen)
-    is_rough = len(tried.seen) == 1
+    is_rough = len(tried.seen) == 1 and weights != prices.weights
     return weights if is_rough or worth_s > now_s * (1 + options.gap / 4) else None
 
 
