@@ -16,7 +16,7 @@ from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
 from autopar.plan import Plan
-from autopar.planning.infeasible import plan_or_explain
+from autopar.planning.limited import plan_in_time
 from autopar.planning.optimizer_state import state_ratio
 from autopar.planning.pins import read_pins
 from autopar.planning.realise import realise
@@ -65,9 +65,9 @@ def compile(
     options) and, under "layers", strategies by glob of module names; `forbid` names strategies or
     axes. `memory_fraction` of the device's memory may be used. Planning stops at a relative `gap`
     or, with the best plan so far, after `time_limit_s` (once there is one; no run of the solver
-    takes longer either): the certificate has the gap that is left. `solver`: "highs" or "cbc"
-    (comes with PuLP; several times slower). `progress`: a line on stderr while it plans, where that
-    is a terminal.
+    takes longer either; without pins it is then made to be no slower than the recipe's): the
+    certificate has the gap that is left. `solver`: "highs" or "cbc" (comes with PuLP; several times
+    slower). `progress`: a line on stderr while it plans, where that is a terminal.
 
     Under torchrun rank 0 plans for all; every rank must call. Errors: AutoparError (and its
     InfeasibleError where nothing fits into memory), with the numbers and what to do.
@@ -76,7 +76,7 @@ def compile(
         *(model, cluster_spec, batch, loss, optimizer, clip_norm, strategies, cost_models),
         *(pin, _listed(forbid), memory_fraction, gap, time_limit_s, solver, progress),
     )
-    return _line(asked, plan_or_explain)
+    return _line(asked, plan_in_time)
 
 
 def recipe(

@@ -120,7 +120,7 @@ CASES: tuple[Case, ...] = (
         "data or ZeRO",
         _only_data,
         _pins(mesh(dp=8)),
-        "common practice (issue 7: small models)",
+        "common practice for small models",
     ),
     Case(
         "bert",
@@ -218,7 +218,7 @@ CASES: tuple[Case, ...] = (
         "experts over tensor",
         _experts,
         _pins({"ep": 8, "tp": 1}, tensor={"ep": 1, "tp": 8}),
-        "issue 7; NVIDIA's recipes of Mixtral have ep 8; the batch is assumed",
+        "NVIDIA's recipes of Mixtral have ep 8; the batch is assumed",
     ),
     Case(
         "qwen3",
@@ -228,7 +228,7 @@ CASES: tuple[Case, ...] = (
         "experts over tensor",
         _experts,
         _pins({"ep": 32, "tp": 1}, tensor={"ep": 1, "tp": 8}),
-        "issue 7; NVIDIA's recipes of Qwen3-235B have ep 32 on 256 H100s; the batch is assumed",
+        "NVIDIA's recipes of Qwen3-235B have ep 32 on 256 H100s; the batch is assumed",
     ),
     Case(
         "llama3-405B",

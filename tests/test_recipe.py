@@ -11,6 +11,7 @@ from moe import grouped
 import autopar
 from autopar import AutoparError, InfeasibleError
 from autopar.cluster import resolve_cluster
+from autopar.planning.limited import not_slower_than_recipe
 from autopar.planning.pins import read_pins
 from autopar.planning.recipe import levels, plan_by_recipe, step_text
 from autopar.planning.request import Request, make_plan
@@ -173,3 +174,29 @@ def test_recipe_is_a_program_like_any_other() -> None:
     assert made.plan.predicted == pinned.plan.predicted
     assert "Certificate: none, no search made this plan." in made.plan.summary()
     assert autopar.emit(job.model, made.plan, loss=job.loss).plan == made.plan
+
+
+def test_a_search_that_ran_out_of_time_gives_no_slower_plan_than_the_recipe(
+    compiled: autopar.Compiled,
+) -> None:
+    """With what the search proved; of a finished search, or with pins, the plan stands."""
+    pins = read_pins(None, (), request_of(compiled).strategies)
+    free = request_of(compiled, pins=pins)
+    recipe = plan_by_recipe(free)
+    slow = make_plan(replace(free, pins=read_pins({"tp": 4}, (), free.strategies)))
+    assert recipe.predicted.step_s < slow.predicted.step_s
+    bound_s = 0.5 * recipe.predicted.step_s
+    proven = replace(
+        slow.certificate, bound_s=bound_s, gap=1 - bound_s / slow.predicted.step_s, candidates=77
+    )
+    found = replace(slow, certificate=proven)
+    limited = replace(free, options=replace(free.options, time_limit_s=60.0))
+    better = not_slower_than_recipe(limited, found)
+    assert (better.axes, better.regions) == (recipe.axes, recipe.regions)
+    assert better.predicted == recipe.predicted
+    assert better.certificate.gap == pytest.approx(0.5) and better.certificate.candidates == 77
+    assert any("ran out of time" in note for note in better.assumptions)
+    pinned = replace(limited, pins=read_pins({"tp": 4}, (), free.strategies))
+    assert not_slower_than_recipe(pinned, found) is found
+    assert not_slower_than_recipe(free, found) is found
+    assert not_slower_than_recipe(limited, better) is better
