@@ -13,7 +13,7 @@ from autopar import AutoparError, InfeasibleError
 from autopar.cluster import resolve_cluster
 from autopar.planning.limited import not_slower_than_recipe
 from autopar.planning.pins import read_pins
-from autopar.planning.recipe import levels, plan_by_recipe, step_text
+from autopar.planning.recipe import levels, plan_by_recipe, step_text, uneven_stages
 from autopar.planning.request import Request, make_plan
 
 
@@ -200,3 +200,17 @@ def test_a_search_that_ran_out_of_time_gives_no_slower_plan_than_the_recipe(
     assert not_slower_than_recipe(pinned, found) is found
     assert not_slower_than_recipe(free, found) is found
     assert not_slower_than_recipe(limited, better) is better
+
+
+def test_stages_that_nobody_would_have_so_are_no_step_of_the_recipe(
+    compiled: autopar.Compiled,
+) -> None:
+    """Four layers in two stages: at most three in one."""
+    request = request_of(compiled)
+    plan = make_plan(replace(request, pins=read_pins({"pp": 2}, (), request.strategies)))
+    assert plan.schedule is not None and not uneven_stages(plan)
+    every = tuple(path for part in plan.schedule.parts for path in part)
+    lopsided = replace(plan, schedule=replace(plan.schedule, parts=(every[:1], every[1:])))
+    assert not uneven_stages(lopsided)
+    one = replace(plan, schedule=replace(plan.schedule, parts=((), every)))
+    assert uneven_stages(one) == "it fits only with 0 to 4 layers a stage"

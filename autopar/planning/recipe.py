@@ -1,10 +1,10 @@
 """The practitioner's recipe: a plan by rule of thumb, which every plan can be compared with.
 
 Tensor parallelism (of models with experts: expert parallelism) inside the node until the model
-fits, then layers in stages or ZeRO 3 (of a single node: ZeRO 3 without tensor parallelism), data
-parallelism over what is left, recompute where nothing else helps. It is written as a user would
-write it, as pins, and goes through the planner's own candidates and prices. What it doesn't name is
-the planner's choice: the number of microbatches, and where the sequence is split.
+fits, then layers in about even stages or ZeRO 3 (of a single node: ZeRO 3 without tensor
+parallelism), data parallelism over what is left, recompute where nothing else helps. It is written
+as a user would write it, as pins, and goes through the planner's own candidates and prices. What it
+doesn't name is the planner's choice: the number of microbatches, and where the sequence is split.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +23,8 @@ from autopar.text import short_mesh, size
 
 DATA, TENSOR, EXPERT, STAGES = "dp", "tp", "ep", "pp"
 ZERO, RECOMPUTE, SCHEDULE = "zero", "recompute", "1f1b"
+SPARE_LAYERS = 1
+"""So many layers more than an even share a stage may have, beside one with embedding or logits."""
 Step = Mapping[str, Any]
 """Pins as a user writes them."""
 Lane = tuple[Step, ...]
@@ -119,6 +121,9 @@ def _tried(
         plan = make_plan(replace(request, pins=pins), watch)
     except AutoparError as error:
         return error
+    uneven = uneven_stages(plan)
+    if uneven:
+        return AutoparError(uneven)
     note = f"made by the recipe, without a search: {step_text(step)}"
     return replace(
         plan,
@@ -126,6 +131,18 @@ def _tried(
         alternatives=(),
         assumptions=(*plan.assumptions, note),
     )
+
+
+def uneven_stages(plan: Plan) -> str:
+    """Why nobody would have the plan's stages so, or "": the planner fits a model by giving the
+    first stages, which hold most microbatches, few layers."""
+    if plan.schedule is None:
+        return ""
+    lengths = [len(part) for part in plan.schedule.parts]
+    most = -(-sum(lengths) // len(lengths)) + SPARE_LAYERS
+    if max(lengths) <= most:
+        return ""
+    return f"it fits only with {min(lengths)} to {max(lengths)} layers a stage"
 
 
 def _powers(most: int) -> list[int]:
