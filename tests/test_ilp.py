@@ -8,6 +8,7 @@ import random
 import time
 
 import highspy
+import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from autopar.planning.problem import (
     Use,
 )
 from autopar.planning.rows import Rows, limit_memory
+from autopar.planning.solvers import run
 
 SOLVERS = ("highs", "cbc")
 INSTANCES = 150
@@ -353,3 +355,28 @@ def test_no_random_choice_is_better(seed: int, solver: str) -> None:
         cost = evaluate(problem, [rng.randrange(len(slot.choices)) for slot in problem.slots])
         if cost is not None and cost[1] <= problem.limit_bytes:
             assert best <= cost[0] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_a_limit_of_nodes_leaves_a_solution_and_a_bound(solver: str) -> None:
+    """Of a programme that one node doesn't settle."""
+
+    def covering() -> pulp.LpProblem:
+        draw = random.Random(3)
+        model = pulp.LpProblem("covering", pulp.LpMinimize)
+        taken = [model.add_variable(f"x_{i:02}", 0, 1, pulp.LpInteger) for i in range(40)]
+        for row in range(6):
+            sizes = [draw.randint(100, 999) for _ in taken]
+            need = pulp.LpAffineExpression(list(zip(taken, sizes, strict=True)))
+            half = sum(sizes) / 2 + 0.5
+            model.addConstraint(pulp.LpConstraint(need, pulp.LpConstraintGE, f"row_{row}", half))
+        model.setObjective(pulp.LpAffineExpression([(x, draw.randint(500, 600)) for x in taken]))
+        return model
+
+    stopped, whole = covering(), covering()
+    short = run(stopped, solver, gap=0.0, most_nodes=1)
+    full = run(whole, solver, gap=0.0)
+    assert (short.status, short.has_values, full.status) == ("stopped", True, "solved")
+    best, found = pulp.value(whole.objective), pulp.value(stopped.objective)
+    assert short.bound < best <= found
+    assert full.bound == pytest.approx(best, rel=1e-6)
