@@ -8,7 +8,7 @@ import random
 import time
 
 import highspy
-import pulp
+import pulp  # noqa: TID251 (a programme for the solvers alone)
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -186,7 +186,7 @@ def _scale_s(loose: Loose) -> float:
 def _rows(loose: Loose, taken: Sequence[_Taken], second: float, unit: float) -> Iterator[Row]:
     stages, every = loose.stages, loose.every
     lengths = [len(one.known) for one in taken]
-    slots = np.repeat([one.slot for one in taken], lengths)
+    slots = np.repeat(np.array([one.slot for one in taken], np.int64), lengths)
     for k, slot in enumerate(every):
         mine = (slots == k).astype(np.float64)
         yield Row(("take", k, 0), mine, {}, float(slot.count), equal=True)
@@ -199,8 +199,8 @@ def _rows(loose: Loose, taken: Sequence[_Taken], second: float, unit: float) -> 
         yield Row(("most", part, 0), -inside, {}, -float(most))
     yield Row(("floor", 0, 0), np.zeros(0), {"slowest": 1.0}, floor)
     moments = sorted({0, *(slot.moment for slot in every)})
-    share = np.array([slot.moment_share for slot in every])[slots]
-    group = np.array([slot.moment for slot in every])[slots]
+    share = np.array([slot.moment_share for slot in every], np.float64)[slots]
+    group = np.array([slot.moment for slot in every], np.int64)[slots]
     shares = {moment: share * (group == moment) for moment in moments}
     for i, in_flight in enumerate(stages.in_flight):
         costs = _stage_costs(loose, taken, i)
