@@ -95,7 +95,9 @@ class Outlines:
     def _ways(self, outline: Setting) -> frozenset[Hashable]:
         """What regions may do on an outline's mesh."""
         if outline.mesh not in self.ways:
-            found = candidates_of(self.model, outline, self.strategies, self.pins)
+            found, _ = self.typed.get(outline.mesh, (None, None))
+            if found is None:
+                found = candidates_of(self.model, outline, self.strategies, self.pins)
             # Alike layers share theirs: the first stands for all.
             firsts = {id(found[key]): key for key in reversed(list(found))}
             self.ways[outline.mesh] = frozenset(

@@ -6,6 +6,9 @@ from typing import Any
 import highspy
 import pulp
 
+NODES_RAN_OUT = "Solution limit reached"
+"""HiGHS's word for several limits."""
+
 
 class QuietHighs(highspy.Highs):
     """HiGHS that says nothing from its first moment."""
@@ -16,7 +19,7 @@ class QuietHighs(highspy.Highs):
 
 
 class QuietPulpHighs(pulp.HiGHS):  # type: ignore[misc]
-    """PuLP's interface to it."""
+    """PuLP's interface to it, which knows a limit of nodes too."""
 
     def createAndConfigureSolver(self, lp: Any) -> None:  # noqa: N802 (PuLP's name)
         highs: Any = QuietHighs()  # type: ignore[no-untyped-call]
@@ -30,3 +33,12 @@ class QuietPulpHighs(pulp.HiGHS):  # type: ignore[misc]
             if value is not None:
                 highs.setOptionValue(option, value)
         lp.solverModel = highs
+
+    def findSolutionValues(self, lp: Any) -> Any:  # noqa: N802 (PuLP's name)
+        try:
+            return super().findSolutionValues(lp)
+        except KeyError:  # of the status: the values are there
+            status = lp.solverModel.getModelStatus()
+            if lp.solverModel.modelStatusToString(status) != NODES_RAN_OUT:
+                raise
+            return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible

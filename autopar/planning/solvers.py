@@ -13,11 +13,10 @@ from typing import Any, Literal
 import pulp
 
 from autopar.errors import AutoparError
-from autopar.planning.quiet_highs import QuietPulpHighs
+from autopar.planning.quiet_highs import NODES_RAN_OUT, QuietPulpHighs
 
 _CBC_INCREMENT = 1e-5  # CBC's default: what is better by less it doesn't look for
 _TOLERANCE = 1e-7  # of rows in a unit of thousands: bounds are then sure to 1e-9
-_NODES_RAN_OUT = "Solution limit reached"  # HiGHS's word for several limits
 _FEASIBLE = 2  # highspy.SolutionStatus.kSolutionStatusFeasible
 
 
@@ -85,29 +84,16 @@ def _run_highs(model: pulp.LpProblem, limits: Limits) -> Outcome:
         is_mip = any(variable.cat == pulp.LpInteger for variable in model.variables())
         bound = info.mip_dual_bound if is_mip else info.objective_function_value
         return Outcome("solved", True, bound)
-    if status in ("Time limit reached", _NODES_RAN_OUT):
+    if status in ("Time limit reached", NODES_RAN_OUT):
         return Outcome("stopped", info.primal_solution_status == _FEASIBLE, info.mip_dual_bound)
     raise AssertionError(f"HiGHS ended with {status!r} on the programme {model.name!r}")
-
-
-class _Highs(QuietPulpHighs):
-    """PuLP's, which knows no limit of nodes."""
-
-    def findSolutionValues(self, lp: pulp.LpProblem) -> Any:  # noqa: N802
-        try:
-            return super().findSolutionValues(lp)
-        except KeyError:  # of the status: the values are there
-            status = lp.solverModel.getModelStatus()
-            if lp.solverModel.modelStatusToString(status) != _NODES_RAN_OUT:
-                raise
-            return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
 
 
 def _solve_highs(model: pulp.LpProblem, limits: Limits, presolve: str) -> str:
     """HiGHS's own status: PuLP calls a time limit "Optimal", with values (zeros) where nothing was
     found."""
     # Not threads=1: HiGHS refuses to run where this process has used it with another number.
-    solver = _Highs(
+    solver = QuietPulpHighs(
         msg=False,
         gapRel=limits.gap,
         gapAbs=limits.gap_abs,
