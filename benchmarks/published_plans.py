@@ -12,6 +12,7 @@ What a row's source doesn't state (recompute, the micro batch, chunks of stages)
 
 import argparse
 import json
+import subprocess
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ from typing import Any
 
 import plan_cases
 from fidelity_predict import facts, graph_of, preset_of, state_of
-from plan_cases import Asked, Found, planned
+from plan_cases import Asked, Found, tried
 from published_models import Shape
 from published_plans_table import show
 from published_runs import SITES, Run, read_runs
+from step_parts import parts_of
 
 from autopar.cluster import ClusterSpec
 
@@ -119,11 +121,11 @@ def solve(task: tuple[Case, float], wanted: Sequence[str]) -> Iterator[Found]:
     about = {"source": case.source, "group": case.run.group, "cluster": case.run.preset}
     for name in wanted:
         row = case.rows.get(name.rpartition("/")[2])
-        if row is None:
-            found = planned(asked, {}, limit_s)
-        else:
-            found = planned(asked, pins_of(row))
+        found, plan = tried(asked, {}, limit_s) if row is None else tried(asked, pins_of(row))
+        if row is not None:
             found |= {"measured_s": row.step_s, "assumed": row.assumed}
+        if plan is not None:
+            found["parts"] = parts_of(asked, plan)
         yield {"id": name, **about, **found}
 
 
@@ -144,14 +146,22 @@ def main() -> None:
     chosen = cases(options.sources)
     if options.into is None:
         parser.error("--into or --from is needed")
-    for case in chosen:
+    commit = _commit()
+    for case in sorted(chosen, key=lambda case: (case.run.devices, case.shape.layers)):
         wanted = list(_wanted(case, plan_cases.known(options.into), options))
         if not wanted:
             continue
         whole_s = ROW_S * len(wanted) + 4 * options.limit_s
         lines = plan_cases.run_alone(solve, (case, options.limit_s), wanted, whole_s)
-        plan_cases.keep(lines, options.into)
+        plan_cases.keep(({**line, "commit": commit} for line in lines), options.into)
         print(case.name, len(wanted), flush=True)
+
+
+def _commit() -> str:
+    """The last that changed what plans."""
+    asked = ("git", "log", "-1", "--format=%h", "--", "autopar", "strategies", "cost_models")
+    root = Path(__file__).parent.parent
+    return subprocess.run(asked, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _wanted(case: Case, there: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
