@@ -2,6 +2,8 @@
 
 python benchmarks/published_plans.py --into FILE [--sources narayanan_table1 …] [--no-free]
     [--limit-s S] [--again]      # plans what FILE lacks; --again: also what came to no end
+    [--above GAP]                # and what is proven to no less than this gap
+    [--why]                      # for the largest differences: what each pin costs
 python benchmarks/published_plans.py --from FILE [--every]  # docs/published-plans.md's tables
 
 A case is a model, a cluster and a global batch; its rows are pinned one by one, then it is planned
@@ -12,6 +14,7 @@ What a row's source doesn't state (recompute, the micro batch, chunks of stages)
 
 import argparse
 import json
+import math
 import subprocess
 import warnings
 from collections import defaultdict
@@ -24,7 +27,8 @@ import plan_cases
 from fidelity_predict import facts, graph_of, preset_of, state_of
 from plan_cases import Asked, Found, tried
 from published_models import Shape
-from published_plans_table import show
+from published_plans_table import WHY, by_case, remarkable, show
+from published_plans_why import ladder
 from published_runs import SITES, Run, read_runs
 from step_parts import parts_of
 
@@ -120,7 +124,12 @@ def solve(task: tuple[Case, float], wanted: Sequence[str]) -> Iterator[Found]:
     )
     about = {"source": case.source, "group": case.run.group, "cluster": case.run.preset}
     for name in wanted:
-        row = case.rows.get(name.rpartition("/")[2])
+        what = name.rpartition("/")[2]
+        if what.startswith(WHY):
+            rungs = ladder(asked, pins_of(case.rows[what.removeprefix(WHY)]), limit_s)
+            yield {"id": name, "rungs": rungs}
+            continue
+        row = case.rows.get(what)
         found, plan = tried(asked, {}, limit_s) if row is None else tried(asked, pins_of(row))
         if row is not None:
             found |= {"measured_s": row.step_s, "assumed": row.assumed}
@@ -138,10 +147,13 @@ def main() -> None:
     parser.add_argument("--no-free", action="store_true")
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--above", type=float, default=math.inf)
+    parser.add_argument("--why", action="store_true")
     parser.add_argument("--every", action="store_true")
     options = parser.parse_args()
     if options.source_file:
-        show(list(plan_cases.known(options.source_file).values()), options.every)
+        found = list(plan_cases.known(options.source_file).values())
+        show(found, list(read_runs()), options.every)
         return
     chosen = cases(options.sources)
     if options.into is None:
@@ -161,14 +173,25 @@ def _commit() -> str:
     """The last that changed what plans."""
     asked = ("git", "log", "-1", "--format=%h", "--", "autopar", "strategies", "cost_models")
     root = Path(__file__).parent.parent
-    return subprocess.run(asked, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    said = subprocess.run(asked, cwd=root, check=True, capture_output=True, text=True)
+    return said.stdout.strip()
 
 
 def _wanted(case: Case, there: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    if options.why:
+        lines = [line for line in there.values() if "parts" in line]
+        for one in remarkable(by_case(lines)):
+            assert one.best is not None
+            name = f"{one.name}/{WHY}{one.best['id'].rpartition('/')[2]}"
+            if one.name == case.name and name not in there:
+                yield name
+        return
     for name in case.ids:
         if options.no_free and name.endswith(f"/{FREE}"):
             continue
-        if name not in there or (options.again and "ended" in there[name]):
+        line = there.get(name, {"ended": "", "gap": math.inf})
+        again = options.again and "ended" in line
+        if name not in there or again or line.get("gap", 0.0) > options.above:
             yield name
 
 

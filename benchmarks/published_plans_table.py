@@ -4,17 +4,19 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from plan_cases import apart, decided, spent
+from plan_cases import apart, decided
+from published_plans_why import Line, explain
+from published_runs import Run
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
 from autopar.text import seconds, size
 
-Line = Mapping[str, Any]
 LARGEST = 10
+WHY = "why "
+"""Begins the name, among a case's, of what each pin of a row costs."""
 GAP = 1e-3
 """By which a search may miss the best plan."""
 
@@ -29,6 +31,8 @@ class Beside:
     name: str
     rows: tuple[Line, ...]
     free: Line | None
+    rungs: Mapping[str, Sequence[Line]]
+    """By row: its plans with one pin less each."""
 
     @property
     def best(self) -> Line | None:
@@ -52,21 +56,61 @@ def by_case(lines: Sequence[Line]) -> tuple[Beside, ...]:
     """Lines by what they have one free plan for."""
     rows: dict[str, list[Line]] = defaultdict(list)
     free: dict[str, Line] = {}
+    rungs: dict[str, dict[str, Sequence[Line]]] = defaultdict(dict)
     for line in lines:
         case, _, what = line["id"].rpartition("/")
-        rows[case] += [line] if what != "free" else []
         if what == "free":
             free[case] = line
-    return tuple(Beside(case, tuple(found), free.get(case)) for case, found in rows.items())
+        elif what.startswith(WHY):
+            rungs[case][what.removeprefix(WHY)] = line.get("rungs", ())
+        else:
+            rows[case].append(line)
+    return tuple(Beside(case, tuple(rows[case]), free.get(case), rungs[case]) for case in rows)
 
 
-def show(lines: Sequence[Line], every: bool) -> None:
-    """All tables; with `every`, each row too."""
+def remarkable(found: Sequence[Beside]) -> tuple[Beside, ...]:
+    """The cases with the largest differences, and the one with the largest of each source."""
+    able = [one for one in found if one.ratio is not None]
+    able.sort(key=lambda one: -(one.ratio or 0.0))
+    sources: dict[str, Beside] = {}
+    for one in able:
+        sources.setdefault(_source(one), one)
+    return tuple({one.name: one for one in [*able[:LARGEST], *sources.values()]}.values())
+
+
+def _source(one: Beside) -> str:
+    return one.name.partition("/")[0]
+
+
+def show(lines: Sequence[Line], runs: Sequence[Run], every: bool) -> None:
+    """All tables; with `every`, each row too. `runs`: all that is published."""
     console = Console(width=WIDTH, highlight=False, color_system=None)
     found = by_case(lines)
-    console.print(_sources(found), _faults(found), _slower(found), _largest(found), sep="\n")
+    console.print(_commits(lines), _left_out(runs), sep="\n")
+    console.print(_sources(found), _faults(found), _slower(found), sep="\n")
+    _largest(found, console)
     if every:
         console.print(_every(found))
+
+
+def _commits(lines: Sequence[Line]) -> str:
+    counts = Counter(line.get("commit", "?") for line in lines)
+    told = ", ".join(f"{commit} ({count})" for commit, count in counts.most_common())
+    return f"Planned at commit (lines): {told}.\n"
+
+
+def _left_out(runs: Sequence[Run]) -> Table:
+    able = [run for run in runs if not run.unsupported]
+    title = f"## Left out: {len(runs) - len(able)} of {len(runs)} published configurations"
+    table = _table(title, "why", "configurations", "of")
+    why: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in runs:
+        if run.unsupported:
+            why[run.unsupported][run.source] += 1
+    for text, sources in sorted(why.items(), key=lambda item: -item[1].total()):
+        of = ", ".join(f"{source} {count}" for source, count in sources.most_common())
+        table.add_row(text, str(sources.total()), of)
+    return table
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -84,7 +128,7 @@ def _sources(found: Sequence[Beside]) -> Table:
     )
     sources: dict[str, list[Beside]] = defaultdict(list)
     for one in found:
-        sources[one.name.partition("/")[0]].append(one)
+        sources[_source(one)].append(one)
     for source, cases in sources.items():
         rows = [row for one in cases for row in one.rows]
         kinds = Counter(_kind(row) for row in rows)
@@ -116,7 +160,7 @@ def _faults(found: Sequence[Beside]) -> Table:
     for one in found:
         for row in one.rows:
             if "step_s" not in row:
-                reasons[one.name.partition("/")[0], _reason(row)].append(row)
+                reasons[_source(one), _reason(row)].append(row)
     for (source, why), rows in sorted(reasons.items()):
         first = rows[0]["id"].rpartition("/")[2]
         if rows[0].get("short_bytes"):
@@ -157,22 +201,16 @@ def _slower(found: Sequence[Beside]) -> Table:
     return table
 
 
-def _largest(found: Sequence[Beside]) -> Table:
-    table = _table(
-        "## The ten largest differences",
-        *("case", "best row over free", "the best row", "the free plan", "the row has"),
-    )
-    able = [one for one in found if one.ratio is not None]
-    for one in sorted(able, key=lambda one: -(one.ratio or 0))[:LARGEST]:
+def _largest(found: Sequence[Beside], console: Console) -> None:
+    """Each of the largest differences with its reasons."""
+    chosen = remarkable(found)
+    console.print("## The ten largest differences\n")
+    for place, one in enumerate(chosen):
+        if place == LARGEST:
+            console.print("## The largest of each other source\n")
         assert one.best is not None and one.free is not None
-        table.add_row(
-            f"{one.best['group']} × {one.best['cluster']}",
-            f"{one.ratio:.3f}",
-            f"{seconds(one.best['step_s'])}: {decided(one.best)} ({spent(one.best)})",
-            f"{seconds(one.free['step_s'])}: {decided(one.free)} ({spent(one.free)})",
-            apart(one.best, one.free),
-        )
-    return table
+        rungs = one.rungs.get(one.best["id"].rpartition("/")[2], ())
+        explain(one.best, one.free, rungs, console)
 
 
 def _every(found: Sequence[Beside]) -> Table:

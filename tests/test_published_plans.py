@@ -7,7 +7,7 @@ import pytest
 from known_cases import CASES
 from plan_cases import apart, decided
 from published_plans import Case, cases, pins_of, shape_of
-from published_plans_table import by_case, show
+from published_plans_table import WHY, by_case, show
 from published_runs import read_runs
 
 EVERY = cases([])
@@ -54,7 +54,7 @@ def _plan(name: str, step_s: float, **more: Any) -> dict[str, Any]:
         **{"id": name, "group": "a model on 8, batch 8", "cluster": "h100", "assumed": []},
         **{"axes": {"dp": 8}, "microbatches": 2, "schedule": "", "used": {"zero 3": 4}},
         **{"step_s": step_s, "compute_s": step_s - 0.25, **parts},
-        **{"memory_bytes": 10**9, "gap": 0.001, **more},
+        **{"memory_bytes": 10**9, "gap": 0.001, "parts": {"ops": step_s}, **more},
     }
 
 
@@ -64,18 +64,22 @@ def test_the_table_tells_slower_plans_and_rows_without_one(
     short = {"short_bytes": 2 * 10**9, "fault": "nothing fits", "roomy": {"used": {}}}
     lines = [
         *(_plan("one/a/x", 2.0), _plan("one/a/y", 1.5), _plan("one/a/free", 1.0)),
+        {"id": f"one/a/{WHY}y", "rungs": [{"freed": "ZeRO", "step_s": 1.25}]},
         *(_plan("one/b/x", 1.0), _plan("one/b/free", 1.25)),
         {"id": "one/c/x", "assumed": [], **short},
         {"id": "one/c/free", "ended": "ended after 9 s"},
     ]
     first, second, third = by_case(lines)
     assert (first.ratio, second.ratio, third.ratio) == (1.5, 0.8, None)
-    show(lines, every=True)
+    show(lines, read_runs(), every=True)
     out = capsys.readouterr().out
     slower = out.partition("slower than a row")[2].partition("## The ten")[0]
     assert "one/b" in slower and "one/a" not in slower
     assert "doesn't fit without recompute: by 2.00 GB to 2.00 GB" in out
     assert "1 of 2" in out  # at least as fast
+    assert "pinned 1.50 s → ZeRO 1.25 s (−250.00 ms) → mesh 1.00 s (−250.00 ms)" in out
+    left = sum(bool(run.unsupported) for run in read_runs())
+    assert f"Left out: {left} of " in out
 
 
 def test_plans_as_text() -> None:
