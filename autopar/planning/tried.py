@@ -52,7 +52,8 @@ class Tried:
     `low`: the relaxation of
     its problem, where layers don't lie in stages; `anywhere`: what is known before they are cut.
     `answer`: the best program found so far; `seen`: what each answer so far does, which was found
-    by weights that are sharp for those before it.
+    by weights that are sharp for those before it; `rounds`: by how many weights it was solved, each
+    time for one or for many cuts of its layers.
     """
 
     outer: Outer
@@ -63,6 +64,7 @@ class Tried:
     anywhere: Anywhere | None = None
     answer: Answer | None = None
     seen: tuple[Spent, ...] = ()
+    rounds: int = 0
     result: Infeasible | None = None
 
     @property
@@ -153,7 +155,8 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
         bounds_s.append(max(low_s, found.bound_seconds))
         tried = _answered(tried, found, cut, options)
     proven_s = max(tried.bound_s, min(bounds_s))
-    return replace(tried, bound_s=proven_s, result=None if tried.answer else result)
+    result = None if tried.answer else result
+    return replace(tried, bound_s=proven_s, result=result, rounds=tried.rounds + 1)
 
 
 def _cuts(tried: Tried, anywhere: Anywhere) -> tuple[list[tuple[float, Cut | None]], float]:
@@ -203,7 +206,7 @@ ROUNDS = 12
 def sharper(tried: Tried, options: SearchOptions) -> Weights | None:
     """The weights that are sharpest for what a setting's programs do, or None: where they wouldn't
     show more, or enough was tried."""
-    if tried.answer is None or len(tried.seen) >= ROUNDS:
+    if tried.answer is None or tried.rounds >= ROUNDS:
         return None
     if tried.bound_s >= tried.step_s * (1 - options.gap):
         return None
