@@ -427,7 +427,12 @@ class Strategy(abc.ABC):
 
     def schedules(self, mesh: Mesh, microbatches: int, layers: int) -> Iterable[Schedule | Refusal]:
         """For the owner of an axis that splits layers: in which ways a model of so many layers may
-        run on this mesh, or why it can't."""
+        run on this mesh, or why it can't.
+
+        A plan that is read again is asked of the owner with its own options set to those of the
+        plan's schedule, by name ("schedule" is the schedule's name): a pinned owner may offer what
+        it doesn't look at by itself.
+        """
         return ()
 
     def conflict(

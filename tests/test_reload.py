@@ -75,6 +75,20 @@ def test_a_plan_on_factors_of_an_axis_comes_back() -> None:
         autopar.emit(job.model, plan)
 
 
+@pytest.mark.parametrize(("chunks", "microbatches"), [(3, 4), (2, 1)])
+def test_a_pinned_schedule_comes_back(chunks: int, microbatches: int) -> None:
+    """Three chunks, one microbatch of two stages: which the planner doesn't look at by itself."""
+    job = gpt2(layers=6)
+    schedule = {"schedule": "interleaved", "chunks": chunks}
+    pin = {"pp": 2, "microbatches": microbatches, "pipeline": schedule}
+    compiled = autopar.compile(job.model, "cpu:2", job.batch, pin=pin)
+    assert compiled.plan.schedule is not None
+    assert compiled.plan.schedule.options["chunks"] == chunks
+    again = autopar.emit(job.model, compiled.plan, job.batch)
+    assert (again.plan, again.source) == (compiled.plan, compiled.source)
+    assert compiled.explained(meshes=0).region_costs
+
+
 def test_a_real_batch_serves_as_well_as_the_plans() -> None:
     job = gpt2()
     assert autopar.emit(job.model, original().plan, job.batch).source == original().source

@@ -1,7 +1,8 @@
 """Plan → Program: a plan's decisions put back onto the model that it was made for."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from autopar.errors import AutoparError
 from autopar.graph.model_graph import ModelGraph
@@ -9,7 +10,7 @@ from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
 from autopar.layouts.stages import Cut, layer_calls, make_cut
 from autopar.mesh import Mesh
-from autopar.plan import Plan, RegionChoice
+from autopar.plan import Plan, RegionChoice, ScheduleChoice
 from autopar.planning.decide import model_id
 from autopar.planning.param_choice import read_form, read_param, read_split
 from autopar.planning.schedules import layer_axis
@@ -57,8 +58,7 @@ def read_schedule(
         if size > 1 and found is not None:
             raise AutoparError(f"the plan has {found[0]} = {size}, but no schedule")
         return None
-    offers = [] if found is None else found[1].schedules(mesh, plan.microbatches, layers)
-    schedules = [offer for offer in offers if isinstance(offer, Schedule)]
+    schedules = _offers(found[1], said, mesh, plan.microbatches, layers) if found else ()
     for schedule in schedules:
         if (schedule.name, schedule.axis, dict(schedule.options)) == (
             *(said.name, said.axis),
@@ -73,6 +73,21 @@ def read_schedule(
         f"no strategy at hand offers the plan's schedule {said.name} ({options}) along {said.axis} "
         f"on {mesh}: there are {known or 'none'}"
     )
+
+
+def _offers(
+    owner: Strategy, said: ScheduleChoice, mesh: Mesh, microbatches: int, layers: int
+) -> tuple[Schedule, ...]:
+    """What the owner of an axis offers, and what it does with the options that the plan's schedule
+    names, where they are its own: pinned, it may do what it doesn't look at by itself."""
+    own = {option.name for option in fields(owner)}
+    options = {"schedule": said.name, **said.options}
+    asked = [owner]
+    with contextlib.suppress(AutoparError):  # no options of its own: then nobody offers them
+        asked.append(replace(owner, **{k: v for k, v in options.items() if k in own}))
+    offers = [one for by in asked for one in by.schedules(mesh, microbatches, layers)]
+    found = [one for one in offers if isinstance(one, Schedule)]
+    return tuple({(one.name, one.axis, one.options): one for one in found}.values())
 
 
 def read_cut(model: ModelGraph, plan: Plan) -> Cut | None:
