@@ -4,7 +4,8 @@ python benchmarks/published_plans.py --into FILE [--sources narayanan_table1 …
     [--limit-s S] [--again]      # plans what FILE lacks; --again: also what came to no end
     [--above GAP]                # and what is proven to no less than this gap
     [--why]                      # for the largest differences: what each pin costs
-python benchmarks/published_plans.py --from FILE [--every]  # docs/published-plans.md's tables
+python benchmarks/published_plans.py --from FILE            # docs/published-plans.md's tables
+python benchmarks/published_plans.py --from FILE --every    # docs/published-rows.md's
 
 A case is a model, a cluster and a global batch; its rows are pinned one by one, then it is planned
 without pins, for S seconds at most (where no plan was found by then, until there is one). All with
@@ -26,8 +27,9 @@ from typing import Any
 import plan_cases
 from fidelity_predict import facts, graph_of, preset_of, state_of
 from plan_cases import Asked, Found, tried
+from published_beside import WHY, by_case, remarkable
 from published_models import Shape
-from published_plans_table import WHY, by_case, remarkable, show
+from published_plans_table import show
 from published_plans_why import ladder
 from published_runs import SITES, Run, read_runs
 from step_parts import parts_of

@@ -1,12 +1,14 @@
 """Published configurations beside free plans, as the tables of docs/published-plans.md."""
 
+import io
+import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from plan_cases import apart, decided
-from published_plans_why import Line, explain
+from published_beside import LARGEST, Beside, by_case, remarkable, source_of
+from published_plans_why import KINDS, Line, explain, share_cells
 from published_runs import Run
 from rich.box import MARKDOWN
 from rich.console import Console
@@ -14,9 +16,6 @@ from rich.table import Table
 
 from autopar.text import seconds, size
 
-LARGEST = 10
-WHY = "why "
-"""Begins the name, among a case's, of what each pin of a row costs."""
 GAP = 1e-3
 """By which a search may miss the best plan."""
 
@@ -24,73 +23,23 @@ WIDTH = 10_000
 """Of a console that wraps nothing."""
 
 
-@dataclass(frozen=True)
-class Beside:
-    """A case's lines: those pinned, and the free plan, where it was asked for."""
-
-    name: str
-    rows: tuple[Line, ...]
-    free: Line | None
-    rungs: Mapping[str, Sequence[Line]]
-    """By row: its plans with one pin less each."""
-
-    @property
-    def best(self) -> Line | None:
-        """The fastest row that fits."""
-        able = [row for row in self.rows if "step_s" in row]
-        return min(able, key=lambda row: row["step_s"], default=None)
-
-    @property
-    def free_s(self) -> float | None:
-        """The free plan's step, where there is one."""
-        return None if self.free is None else self.free.get("step_s")
-
-    @property
-    def ratio(self) -> float | None:
-        """The best row's step over the free plan's."""
-        best, free_s = self.best, self.free_s
-        return None if best is None or free_s is None else best["step_s"] / free_s
-
-
-def by_case(lines: Sequence[Line]) -> tuple[Beside, ...]:
-    """Lines by what they have one free plan for."""
-    rows: dict[str, list[Line]] = defaultdict(list)
-    free: dict[str, Line] = {}
-    rungs: dict[str, dict[str, Sequence[Line]]] = defaultdict(dict)
-    for line in lines:
-        case, _, what = line["id"].rpartition("/")
-        if what == "free":
-            free[case] = line
-        elif what.startswith(WHY):
-            rungs[case][what.removeprefix(WHY)] = line.get("rungs", ())
-        else:
-            rows[case].append(line)
-    return tuple(Beside(case, tuple(rows[case]), free.get(case), rungs[case]) for case in rows)
-
-
-def remarkable(found: Sequence[Beside]) -> tuple[Beside, ...]:
-    """The cases with the largest differences, and the one with the largest of each source."""
-    able = [one for one in found if one.ratio is not None]
-    able.sort(key=lambda one: -(one.ratio or 0.0))
-    sources: dict[str, Beside] = {}
-    for one in able:
-        sources.setdefault(_source(one), one)
-    return tuple({one.name: one for one in [*able[:LARGEST], *sources.values()]}.values())
-
-
-def _source(one: Beside) -> str:
-    return one.name.partition("/")[0]
-
-
 def show(lines: Sequence[Line], runs: Sequence[Run], every: bool) -> None:
-    """All tables; with `every`, each row too. `runs`: all that is published."""
-    console = Console(width=WIDTH, highlight=False, color_system=None)
+    """All tables, or with `every` that of each row. `runs`: all that is published."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, highlight=False, color_system=None)
     found = by_case(lines)
-    console.print(_commits(lines), _left_out(runs), sep="\n")
-    console.print(_sources(found), _faults(found), _slower(found), sep="\n")
-    _largest(found, console)
+    console.print(_commits(lines))
     if every:
         console.print(_every(found))
+    else:
+        console.print(_left_out(runs), _sources(found), _won(found), sep="\n")
+        console.print(_faults(found), _slower(found), sep="\n")
+        _largest(found, console)
+    lines_of = [line.rstrip() for line in out.getvalue().splitlines()]
+    if every:  # so long that its columns aren't filled up
+        lines_of = [re.sub("-{4,}", "---", re.sub(" {2,}", " ", line)) for line in lines_of]
+    text = "\n".join(lines_of)
+    print(re.sub("\n{3,}", "\n\n", text))
 
 
 def _commits(lines: Sequence[Line]) -> str:
@@ -128,7 +77,7 @@ def _sources(found: Sequence[Beside]) -> Table:
     )
     sources: dict[str, list[Beside]] = defaultdict(list)
     for one in found:
-        sources[_source(one)].append(one)
+        sources[source_of(one)].append(one)
     for source, cases in sources.items():
         rows = [row for one in cases for row in one.rows]
         kinds = Counter(_kind(row) for row in rows)
@@ -148,6 +97,20 @@ def _sources(found: Sequence[Beside]) -> Table:
     return table
 
 
+def _won(found: Sequence[Beside]) -> Table:
+    table = _table(
+        "## Where the seconds are won: mean share of what free plans win, where it is over 1 %",
+        *("source", "cases", *KINDS),
+    )
+    sources: dict[str, list[tuple[Line, Line]]] = defaultdict(list)
+    for one in found:
+        if one.ratio is not None and one.ratio > 1.01 and one.best and one.free:
+            sources[source_of(one)].append((one.best, one.free))
+    for source, pairs in sources.items():
+        table.add_row(source, str(len(pairs)), *share_cells(pairs))
+    return table
+
+
 def _kind(row: Line) -> str:
     if "step_s" in row:
         return "solves"
@@ -160,7 +123,7 @@ def _faults(found: Sequence[Beside]) -> Table:
     for one in found:
         for row in one.rows:
             if "step_s" not in row:
-                reasons[_source(one), _reason(row)].append(row)
+                reasons[source_of(one), _reason(row)].append(row)
     for (source, why), rows in sorted(reasons.items()):
         first = rows[0]["id"].rpartition("/")[2]
         if rows[0].get("short_bytes"):
@@ -186,7 +149,8 @@ def _reason(row: Line) -> str:
 
 def _slower(found: Sequence[Beside]) -> Table:
     table = _table(
-        "## Free plans that are slower than a row", "case", "row", "free", "gap", "the row has"
+        "## Free plans that are slower than a row",
+        *("case", "row", "free", "the search", "the row has"),
     )
     for one in found:
         if one.ratio is not None and one.ratio < 1 - GAP:
@@ -195,10 +159,18 @@ def _slower(found: Sequence[Beside]) -> Table:
                 one.name,
                 f"{seconds(one.best['step_s'])}: {decided(one.best)}",
                 f"{seconds(one.free['step_s'])}: {decided(one.free)}",
-                f"{one.free['gap']:.2%}",
+                _search(one.best, one.free),
                 apart(one.best, one.free),
             )
     return table
+
+
+def _search(row: Line, free: Line) -> str:
+    bound_s = free["step_s"] * (1 - free["gap"])
+    if row["step_s"] < bound_s * (1 - 1e-9):
+        return f"is wrong: its bound is {seconds(bound_s)}"
+    done = f"{free['solved']} of {free['candidates']} settings solved in {free['took_s']:.0f} s"
+    return f"{done}; nothing below {seconds(bound_s)} (gap {free['gap']:.1%})"
 
 
 def _largest(found: Sequence[Beside], console: Console) -> None:

@@ -2,6 +2,7 @@
 both plans' lines: what was decided otherwise, where the seconds are won, and what each pin costs.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from plan_cases import Asked, Found, decided, planned
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
-from step_parts import Parts
+from step_parts import AGAIN, EXPOSED, OPTIMIZER, OTHERS, PRODUCTS, WAITING, Parts
 
 from autopar.text import seconds, short_mesh, size
 
@@ -21,6 +22,8 @@ PINS = (
     ("microbatches and schedule", ("microbatches", "pipeline")),
 )
 """What is freed one after the other; the mesh is last, which leaves the free plan."""
+EXPOSED_ALL = "exposed communication"
+KINDS = (PRODUCTS, OTHERS, AGAIN, EXPOSED_ALL, WAITING, OPTIMIZER)
 LEAST = 5e-3
 """Of a step: what is worth a word."""
 
@@ -108,6 +111,25 @@ def won(row: Line, free: Line) -> str:
     costs = ", ".join(f"{name} {seconds(value)}" for name, value in reversed(more))
     text = f"Of {seconds(apart_s)} it wins {gains}" if less else f"It wins {seconds(apart_s)}"
     return f"{text}; it pays {costs}." if more else f"{text}."
+
+
+def shares(pairs: Sequence[tuple[Line, Line]]) -> Mapping[str, float]:
+    """Of the seconds that free plans win over rows (both of each pair), the share of each part; all
+    communication is one. A case counts as much as another, however long its step."""
+    total: dict[str, float] = defaultdict(float)
+    for row, free in pairs:
+        apart_s = row["step_s"] - free["step_s"]
+        for name in {*row["parts"], *free["parts"]}:
+            less_s = row["parts"].get(name, 0.0) - free["parts"].get(name, 0.0)
+            part = EXPOSED_ALL if name.startswith(EXPOSED) else name
+            total[part] += less_s / apart_s / len(pairs)
+    return total
+
+
+def share_cells(pairs: Sequence[tuple[Line, Line]]) -> Sequence[str]:
+    """The shares in KINDS' order, as text."""
+    found = shares(pairs)
+    return [f"{found.get(kind, 0.0):.0%}" for kind in KINDS]
 
 
 def steps(row: Line, free: Line, rungs: Sequence[Line]) -> str:

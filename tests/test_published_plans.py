@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from known_cases import CASES
 from plan_cases import apart, decided
+from published_beside import WHY, by_case
 from published_plans import Case, cases, pins_of, shape_of
-from published_plans_table import WHY, by_case, show
+from published_plans_table import show
 from published_runs import read_runs
 
 EVERY = cases([])
@@ -54,7 +55,15 @@ def _plan(name: str, step_s: float, **more: Any) -> dict[str, Any]:
         **{"id": name, "group": "a model on 8, batch 8", "cluster": "h100", "assumed": []},
         **{"axes": {"dp": 8}, "microbatches": 2, "schedule": "", "used": {"zero 3": 4}},
         **{"step_s": step_s, "compute_s": step_s - 0.25, **parts},
-        **{"memory_bytes": 10**9, "gap": 0.001, "parts": {"ops": step_s}, **more},
+        **{
+            "memory_bytes": 10**9,
+            "gap": 0.001,
+            "solved": 3,
+            "candidates": 7,
+            "took_s": 9.0,
+            "parts": {"ops": step_s},
+            **more,
+        },
     }
 
 
@@ -65,18 +74,24 @@ def test_the_table_tells_slower_plans_and_rows_without_one(
     lines = [
         *(_plan("one/a/x", 2.0), _plan("one/a/y", 1.5), _plan("one/a/free", 1.0)),
         {"id": f"one/a/{WHY}y", "rungs": [{"freed": "ZeRO", "step_s": 1.25}]},
-        *(_plan("one/b/x", 1.0), _plan("one/b/free", 1.25)),
+        *(_plan("one/b/x", 1.0), _plan("one/b/free", 1.25, gap=0.5)),
+        *(_plan("one/d/x", 1.0), _plan("one/d/free", 1.25, gap=0.1)),
         {"id": "one/c/x", "assumed": [], **short},
         {"id": "one/c/free", "ended": "ended after 9 s"},
     ]
-    first, second, third = by_case(lines)
-    assert (first.ratio, second.ratio, third.ratio) == (1.5, 0.8, None)
+    assert [one.ratio for one in by_case(lines)] == [1.5, 0.8, 0.8, None]
     show(lines, read_runs(), every=True)
+    assert "| y " in capsys.readouterr().out
+    show(lines, read_runs(), every=False)
     out = capsys.readouterr().out
     slower = out.partition("slower than a row")[2].partition("## The ten")[0]
     assert "one/b" in slower and "one/a" not in slower
     assert "doesn't fit without recompute: by 2.00 GB to 2.00 GB" in out
-    assert "1 of 2" in out  # at least as fast
+    assert "1 of 3" in out  # at least as fast
+    (out_of_time,) = (line for line in slower.splitlines() if "one/b" in line)
+    (wrong,) = (line for line in slower.splitlines() if "one/d" in line)
+    assert "nothing below 625.00 ms (gap 50.0%)" in out_of_time
+    assert "is wrong: its bound is 1.12 s" in wrong
     assert "pinned 1.50 s → ZeRO 1.25 s (−250.00 ms) → mesh 1.00 s (−250.00 ms)" in out
     left = sum(bool(run.unsupported) for run in read_runs())
     assert f"Left out: {left} of " in out

@@ -9,7 +9,7 @@ import pytest
 import torch
 from plan_cases import Asked, tried
 from published_models import Shape, build
-from published_plans_why import differs, freed, ladder, moved, steps, won
+from published_plans_why import EXPOSED_ALL, differs, freed, ladder, moved, shares, steps, won
 from step_parts import AGAIN, EXPOSED, OPTIMIZER, WAITING, Parts, parts_of
 
 from autopar.capture import capture
@@ -101,6 +101,16 @@ def test_words_are_the_figures() -> None:
     assert differs(free, free) == "the same decisions"
     assert [name for name, _, _ in moved(row["parts"], free["parts"])] == ["a", "b", "c"]
     assert won(row, free) == "Of 1.00 s it wins a 1.50 s (150%); it pays c 499.00 ms."
+
+
+def test_a_case_counts_as_much_as_another() -> None:
+    """Shares of seconds won add up to one, whatever the steps' lengths."""
+    long = {"step_s": 30.0, "parts": {AGAIN: 20.0, EXPOSED + "tp": 10.0}}
+    after = {"step_s": 10.0, "parts": {AGAIN: 0.0, EXPOSED + "tp": 5.0, EXPOSED + "dp": 5.0}}
+    brief = {"step_s": 3.0, "parts": {WAITING: 3.0}}, {"step_s": 2.0, "parts": {WAITING: 2.0}}
+    found = shares([(long, after), brief])
+    assert found == {AGAIN: 0.5, EXPOSED_ALL: 0.0, WAITING: 0.5}
+    assert sum(found.values()) == 1.0
 
 
 def _line(step_s: float, **more: Any) -> dict[str, Any]:
