@@ -6,16 +6,19 @@ stages send each other counts for what it costs at least.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.graph.model_graph import STREAM, Value
-from autopar.layouts.stages import Cut, Here, make_cut
+from autopar.layouts.stages import Here
 from autopar.planning import columns
+from autopar.planning.balanced import balanced
+from autopar.planning.chunks import FACTORS, Room, best_of, slowest_of_chunks
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
 from autopar.planning.loose import (
@@ -43,8 +46,6 @@ from autopar.planning.schedules import spread, stages_of
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
-FACTORS = tuple(2.0**k for k in range(-8, 9))
-"""Multipliers of memory that are tried, in mean seconds a byte."""
 
 
 def even_counts(layers: int, parts: int) -> list[int]:
@@ -69,6 +70,8 @@ class Anywhere:
 
     layered: Layered
     limit_bytes: int
+    known: dict[str, tuple[float, list[list[Floats]]]] = field(default_factory=dict)
+    """By solver, the bound and what each choice weighs."""
 
     @property
     def schedule(self) -> Schedule:
@@ -84,8 +87,53 @@ class Anywhere:
 
     def bound(self, solver: str) -> float:
         """Seconds that no cut beats; inf where nothing fits."""
-        loose = self._loose()
-        return bound(loose, solver)[0] if np.isfinite(loose.least_slowest_s) else np.inf
+        return max(self._relaxed(solver)[0], self._step_at_least())
+
+    def _relaxed(self, solver: str) -> tuple[float, list[list[Floats]]]:
+        """The bound by multipliers, and what each choice weighs by them."""
+        if solver not in self.known:
+            loose = self._loose()
+            fits = np.isfinite(loose.least_slowest_s)
+            self.known[solver] = bound(loose, solver) if fits else (np.inf, [])
+        return self.known[solver]
+
+    def narrowed(self, width_s: float, solver: str) -> tuple[Layered, float]:
+        """The layers without columns that no program has which is less than `width_s` above a
+        bound, wherever it is cut; and what all others take at least."""
+        bound_s, weights = self._relaxed(solver)
+        kinds = self._every
+        kept = {}
+        for kind, by_part in zip(kinds, weights[len(weights) - len(kinds) :], strict=True):
+            least_s = np.min([row.min() for row in by_part])
+            near = np.min(by_part, axis=0) - least_s <= width_s
+            kept[id(kind)] = kind.only(np.flatnonzero(near))
+        return self.layered.with_kinds(kept), bound_s + width_s
+
+    def _step_at_least(self) -> float:
+        """What the stage takes for a step that takes most, and the others beside it: since late ≥
+        once_i + spare · (τ_i − slowest) and per_slowest ≥ spare, no step is shorter than
+        per_slowest · τ_i + once_i + per_stage · Σ τ for any stage i (`Stages`)."""
+        stages = self.stages
+        layers_s = sum(
+            count * float(self._rows[key][:, SECONDS].min()) for key, count in self._counts.items()
+        )
+        total_s = layers_s + sum(self._own_s(1.0, 0.0))
+        return self.slowest_at_least(stages.per_slowest, 1.0) + stages.per_stage * total_s
+
+    def few(self) -> Layered:
+        """The layers with few of their columns: those that are best for some worth of memory on
+        some stage, of each way that a layer may meet its neighbours."""
+        rooms, kept = self._rooms(1.0, 0.0), {}
+        for kind in self._every:
+            classes: dict[Hashable, list[int]] = {}
+            for column, seen in enumerate(kind.columns.seen):
+                classes.setdefault(seen, []).append(column)
+            rows, found = self._rows[id(kind)], set[int]()
+            for some in map(np.array, classes.values()):
+                for room in rooms:
+                    found.update(some[best_of(rows[some], room)].tolist())
+            kept[id(kind)] = kind.only(np.array(sorted(found)))
+        return self.layered.with_kinds(kept)
 
     def least_bytes(self) -> int:
         """No program needs less."""
@@ -131,15 +179,10 @@ class Anywhere:
     @cached_property
     def _fixed(self) -> tuple[Here, ...]:
         """The skeleton as each part has it wherever the layers are cut."""
-        table, setting = self.schedule.brief, self.layered.pricer.setting
-        skeleton = self.layered.pricer.model.skeleton
-        rest = len(self.layered.kinds) - table.parts + 1
-        early = make_cut(skeleton, [*([1] * (table.parts - 1)), rest])
-        late = make_cut(skeleton, [rest, *([1] * (table.parts - 1))])
-        parts = {n: p for n, p in early.parts.items() if late.parts.get(n) == p}
-        cut = Cut(((),) * table.parts, parts, ())
-        axis = setting.mesh.part(self.schedule.axis)
-        return tuple(Here(cut, part, axis) for part in range(table.parts))
+        pricer, parts = self.layered.pricer, self.schedule.brief.parts
+        axis = pricer.setting.mesh.part(self.schedule.axis)
+        skeleton, layers = pricer.model.skeleton, len(self.layered.kinds)
+        return pricer.works.fixed_heres(skeleton, layers, parts, axis)
 
     @cached_property
     def _skeleton(self) -> tuple[Alike, ...]:
@@ -219,11 +262,6 @@ class Anywhere:
         column."""
         return {id(kind): self._layer_rows(kind) for kind in self._every}
 
-    @cached_property
-    def _least_s(self) -> Mapping[int, float]:
-        """By kind (its id), seconds of a microbatch of its fastest column."""
-        return {key: float(rows[:, SECONDS].min()) for key, rows in self._rows.items()}
-
     def _layer_rows(self, kind: Kind) -> Floats:
         costs = kind.columns.costs
         order = [columns.EACH_S, columns.ONCE_S, columns.RESIDENT, columns.TRANSIENT, columns.HELD]
@@ -251,91 +289,59 @@ class Anywhere:
 
     # ------------------------------------------------------------ runs of layers
 
-    def slowest_at_least(self) -> float:
-        """Seconds a microbatch that the slowest stage takes at least: layers don't divide."""
+    def slowest_at_least(self, each: float = 1.0, once: float = 0.0) -> float:
+        """What the slowest stage takes at least, of so many microbatches' seconds and of those once
+        a step: layers don't divide. inf where no cut fits."""
         table, count = self.schedule.brief, len(self.layered.kinds)
         if table.chunks > 1:
-            return self._slowest_of_chunks()
+            rows = [_weighed(self._rows[key], each, once) for key in self._counts]
+            return slowest_of_chunks(self._kind_numbers, rows, self._rooms(each, once))
         slowest = np.full(count + 1, np.inf)
         slowest[0] = 0.0
-        for seconds in self.spans.seconds:
+        spans, fits = self.spans, np.isfinite(self.spans.seconds)
+        seconds_of = each * np.where(fits, spans.seconds, 0.0) + once * spans.step_seconds
+        for seconds in np.where(fits, seconds_of, np.inf):
             slowest = np.min(np.maximum(slowest[:, None], seconds), axis=0)
         return float(slowest[count])
 
-    def _slowest_of_chunks(self) -> float:
-        """The same where a stage has several parts, which differ by one layer at most: of all ways
-        to give stages so many layers the one whose slowest takes least, each by `_stage_at_least`,
-        with memory where all layers are of one kind."""
-        table, count = self.schedule.brief, len(self.layered.kinds)
-        least = count // table.parts * table.chunks
-        if len(self._every) > 1:
-            least_s = min(self._least_s.values())
-            return max(self._stage_s(self.balanced(least_s), least_s))
-        each = [self._stage_at_least(stage) for stage in range(table.stages)]
-        for slowest in sorted({float(x) for row in each for x in row if np.isfinite(x)}):
-            most = [int((row <= slowest).sum()) - 1 for row in each]
-            if min(most) >= 0 and sum(least + more for more in most) >= count:
-                return slowest
-        return np.inf
-
-    def _stage_at_least(self, stage: int) -> Floats:
-        """Seconds of a microbatch that a stage takes at least, if none, one … of its parts have a
-        layer more than the others (inf: that doesn't fit)."""
-        table, (kind,) = self.schedule.brief, self._every
-        rows, base = self._rows[id(kind)], self._base[stage]
-        fewest = len(self.layered.kinds) // table.parts
-        counts = max(self.stages.in_flight[stage], key=sum)
-        free = self.limit_bytes - float(base[RESIDENT] + base[TRANSIENT])
-        free -= float(base[HELD:] @ np.array(counts))
-        sizes = rows[:, RESIDENT] + rows[:, HELD] * np.array(counts)[:, None]
-
-        def total(weights: Floats) -> Floats:
-            """Of weights by (…, chunk, column)."""
-            each = np.sort(weights.min(axis=-1))
-            none = np.zeros((*each.shape[:-1], 1))
-            more = np.concatenate([none, np.cumsum(each, axis=-1)], axis=-1)
-            out: Floats = fewest * each.sum(axis=-1, keepdims=True) + more
-            return out
-
-        pace = float(rows[:, SECONDS].mean() / max(sizes.mean(), 1.0))
-        multipliers = np.array([0.0, *(pace * factor for factor in FACTORS)])
-        sums = total(rows[:, SECONDS] + multipliers[:, None, None] * sizes)
-        found = (sums - multipliers[:, None] * free).max(axis=0) + self._own_s[stage]
-        return np.where(total(sizes) <= free, found, np.inf)
-
-    @property
-    def mean_layer_s(self) -> float:
-        """Seconds of a microbatch of a layer, if each takes what its fastest choice does."""
-        kinds = self.layered.kinds.values()
-        return sum(self._least_s[id(kind)] for kind in kinds) / len(kinds)
-
-    def balanced(self, layer_s: float) -> tuple[int, ...]:
-        """How many layers each part has, if each takes so long, where the slowest stage is fastest
-        and parts differ by one layer at most: the stage with the least is given the next one.
-        Of its parts the last, which have the fewest microbatches in flight."""
-        table, count = self.schedule.brief, len(self.layered.kinds)
-        counts = [count // table.parts] * table.parts
-        for _ in range(count - sum(counts)):
-            spare = [p for p in range(table.parts) if counts[p] == count // table.parts]
-            each_s = self._stage_s(counts, layer_s)
-            counts[min(spare, key=lambda p: (each_s[p % table.stages], -p))] += 1
-        return tuple(counts)
-
-    def _stage_s(self, counts: Sequence[int], layer_s: float) -> list[float]:
-        """Seconds of a microbatch by stage, with so many layers in each part."""
-        each_s = list(self._own_s)
-        for part, layers in enumerate(counts):
-            each_s[part % len(each_s)] += layers * layer_s
-        return each_s
+    def _rooms(self, each: float, once: float) -> list[Room]:
+        found = []
+        for stage, own_s in enumerate(self._own_s(each, once)):
+            base = self._base[stage]
+            counts = np.array(max(self.stages.in_flight[stage], key=sum), np.float64)
+            free = self.limit_bytes - float(base[RESIDENT] + base[TRANSIENT])
+            found.append(Room(own_s, free - float(base[HELD:] @ counts), counts))
+        return found
 
     @cached_property
-    def _own_s(self) -> tuple[float, ...]:
-        """Seconds that each stage takes at least beside layers."""
+    def _counts(self) -> Mapping[int, int]:
+        """By kind (its id), how many layers are of it."""
+        return Counter(id(kind) for kind in self.layered.kinds.values())
+
+    def balanced(self) -> tuple[int, ...]:
+        """How many layers each part has, of several parts a stage, where the slowest stage is about
+        as fast as it can be."""
+        rows = [self._rows[key] for key in self._counts]
+        return balanced(self._kind_numbers, rows, self._rooms(1.0, 0.0))
+
+    @property
+    def _kind_numbers(self) -> list[int]:
+        """By layer, which of `_counts` its kind is."""
+        order = {key: number for number, key in enumerate(self._counts)}
+        return [order[id(kind)] for kind in self.layered.kinds.values()]
+
+    def _own_s(self, each: float, once: float) -> list[float]:
+        """What each stage takes at least beside layers, of so many microbatches' seconds and of
+        those once a step."""
         rows = [costs.options[0] for costs in self._skeleton]
-        return tuple(
-            float(base[SECONDS] + sum(row[i][:, SECONDS].min() for row in rows if i in row))
+        return [
+            float(
+                each * base[SECONDS]
+                + once * base[STEP]
+                + sum(_weighed(row[i], each, once)[:, SECONDS].min() for row in rows if i in row)
+            )
             for i, base in enumerate(self._base)
-        )
+        ]
 
     @cached_property
     def spans(self) -> Spans:
@@ -390,6 +396,13 @@ class Anywhere:
             best = np.maximum(best, total(weigh) + base[SECONDS] - multiplier * free)
         once = total(lambda costs: float(costs[:, STEP].min())) + base[STEP]
         return best, once, total(lambda costs: float(_bytes(costs, counts).min())) - free
+
+
+def _weighed(costs: Floats, each: float, once: float) -> Floats:
+    """The rows with seconds that count so many microbatches', and those once a step."""
+    rows = costs.copy()
+    rows[:, SECONDS] = each * costs[:, SECONDS] + once * costs[:, STEP]
+    return rows
 
 
 def _with_moment(costs: Floats) -> Floats:

@@ -164,15 +164,16 @@ def _best(fronts: Sequence[_Front], counted: Costs) -> _Front:
 def pareto(costs: Costs) -> NDArray[np.int64]:
     """Indices of the rows that no other row is at most equal to in every column, sorted by cost."""
     order = np.lexsort(costs.T[::-1])
-    rows = costs[order]
-    kept: list[int] = []
-    alive = np.ones(len(rows), bool)
-    for i in range(len(rows)):
+    # The first column is sorted: what comes later is no less there.
+    others = [np.ascontiguousarray(column[order]) for column in costs.T[1:]]
+    alive = np.ones(len(order), bool)
+    for i in range(len(order)):
         if alive[i]:
-            kept.append(i)
-            beaten = (rows[i + 1 :] >= rows[i]).all(axis=1)
-            alive[i + 1 :] &= ~beaten
-    return order[kept]
+            beaten = alive[i + 1 :].copy()
+            for column in others:
+                beaten &= column[i + 1 :] >= column[i]
+            alive[i + 1 :] ^= beaten
+    return order[alive]
 
 
 def _collected(fronts: dict[_State, _Front], count: int) -> Columns:

@@ -88,10 +88,10 @@ def _counts(spread: Sequence[tuple[int, int]], count: int) -> Iterator[tuple[int
 def cuts(anywhere: Anywhere) -> tuple[Cut, ...]:
     """The cut whose slowest part is fastest among those that may fit (of several the one with the
     fastest parts together), and, if it is another, the one whose fullest part is smallest. Of
-    several parts a stage: the one whose slowest stage is fastest if all layers take the same."""
+    several parts a stage: the one whose slowest stage is about as fast as it can be."""
     skeleton = anywhere.layered.pricer.model.skeleton
     if anywhere.schedule.brief.chunks > 1 and not anywhere.layered.inside_groups:
-        return (make_cut(skeleton, anywhere.balanced(anywhere.mean_layer_s)),)
+        return (make_cut(skeleton, anywhere.balanced()),)
     found, spans = [], anywhere.spans
     for costs in (spans.seconds, spans.over_bytes):
         worst = least_cut(costs, np.maximum)

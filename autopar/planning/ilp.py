@@ -60,7 +60,6 @@ from autopar.planning.rows import Kept, Rows, build, cut_off, limit_memory, line
 from autopar.planning.scale import choose_scale
 from autopar.planning.solvers import run
 from autopar.planning.staged import evaluate_stages
-from autopar.planning.staged import lower_bound as stages_bound
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def solve(
     time_limit_s: float | None = None,
     cutoff_s: float | None = None,
     low: Relaxed | None = None,
-    enough_s: float | None = None,
+    proves: bool = True,
     measure: bool = True,
 ) -> Solution | Infeasible:
     """The choices with the least seconds within the memory limit.
@@ -94,8 +93,8 @@ def solve(
     slower, the answer is Infeasible with `short_bytes` 0. `time_limit_s`, for each run of the
     solver, may leave a wider gap, or where nothing was found the choice with the least memory;
     without it, the same problem has the same answer. `low`: the problem's relaxation, where it is
-    known. `enough_s`: a better bound is of no use, so where the relaxation's is no lower, the best
-    of a few choices is taken. Not `measure`: a shortage may be said to be `at_least` so many.
+    known. Not `proves`: a better bound than the relaxation's is of no use, and the best of a few
+    choices is taken. Not `measure`: a shortage may be said to be `at_least` so many.
 
     `bound_seconds` and `short_bytes` are exact up to the solvers' arithmetic (1e-9, relative).
     Errors: AutoparError for an unknown solver, and where the time limit leaves neither a choice
@@ -106,7 +105,6 @@ def solve(
     low = low or relaxed(problem, solver)
     if cutoff_s is not None and cutoff_s <= low.bound_s < math.inf:
         return Infeasible(0)
-    proves = enough_s is None or low.bound_s < enough_s
     found = _sifted(task, low, proves)
     if found == math.inf and not measure and low.feasible and cutoff_s is not None:
         return Infeasible(0)  # of what may fit nothing is faster
@@ -136,6 +134,8 @@ CLOSE = 5e-3
 """So far above the relaxation's bound an answer may lie that needs no proof, at once."""
 UNPROVEN, NODES = 2e-3, 100
 """The gap of the few choices that such an answer is taken from, and how far they are searched."""
+MANY = 1_500
+"""Choices of all slots together, more of which aren't searched without need of proof."""
 SMALL = 400
 """Choices of all slots together for which a sieve isn't worth its rounds."""
 
@@ -173,13 +173,23 @@ def _sifted(task: _Task, low: Relaxed, proves: bool) -> Solution | Infeasible | 
             return bound_s
         if width_s >= reach_s:
             return found or Infeasible(0)
-        width_s = min(width_s * WIDER, over_s, reach_s)
+        wider_s = min(width_s * WIDER, over_s, reach_s)
+        few_s = wider_s if proves else min(wider_s, _width_of(MANY, task.kept, low))
+        if few_s <= width_s and task.cutoff_s:
+            return Infeasible(0)  # none of so many
+        width_s = few_s if few_s > width_s else wider_s
+
+
+def _width_of(count: int, kept: Kept, low: Relaxed) -> float:
+    """The width of a sieve that leaves so many choices, of all slots together."""
+    every = [low.excess_s[s][list(some)] for s, some in enumerate(kept)]
+    excess = np.sort(np.concatenate(every))
+    return float(excess[min(count, len(excess)) - 1])
 
 
 def _fastest(task: _Task) -> tuple[Solution | None, float]:
     """The best choice that fits, and the bound in seconds: inf where nothing fits."""
     scale = choose_scale(task.problem)
-    least_s = lower_bound(task.problem)
     bound_s, spare_bytes = None, 0
     while True:
         rows = build(task.problem, task.kept, scale, "fastest")
@@ -195,7 +205,7 @@ def _fastest(task: _Task) -> tuple[Solution | None, float]:
             most_nodes=task.most_nodes,
         )
         if bound_s is None:
-            bound_s = max(least_s, outcome.bound / scale.per_second)
+            bound_s = outcome.bound / scale.per_second
         if not outcome.has_values:
             return None, bound_s
         found = _solution(task.problem, rows, bound_s)
@@ -244,13 +254,6 @@ def _solution(problem: PlanningProblem, rows: Rows, bound_s: float) -> Solution:
     cost = evaluate(problem, choices)
     assert cost is not None, "the programme has no flow on a forbidden pair"
     return Solution(choices, *cost, min(bound_s, cost[0]))
-
-
-def lower_bound(problem: PlanningProblem) -> float:
-    """Each slot's fastest choice, conversions free: no solution is faster."""
-    if problem.stages is not None:
-        return stages_bound(problem)
-    return problem.base_seconds + sum(min(c.seconds for c in s.choices) for s in problem.slots)
 
 
 def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] | None:

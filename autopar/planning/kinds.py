@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.program import group_of
 from autopar.layouts.stages import Here
-from autopar.planning.columns import Columns, Costs, Part, columns
+from autopar.planning.columns import Columns, Costs, Part, columns, pareto
 from autopar.planning.joined import Late, Taken, late_rates, late_seconds, unit_edges
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.problem import Edge
@@ -35,6 +36,22 @@ class Kind:
         """For each column, which candidate of the region that owns the layer's boundary."""
         position = list(self.regions).index(STREAM)
         return tuple(picks[position] for picks in self.columns.picks)
+
+    def only(self, kept: NDArray[np.int64]) -> "Kind":
+        """With these of its columns."""
+        own = self.columns
+        seen, picks = tuple(own.seen[c] for c in kept), tuple(own.picks[c] for c in kept)
+        return Kind(self.regions, Columns(own.costs[kept], seen, picks))
+
+    def beside(self, front: Costs) -> "Kind":
+        """With each of its columns in each way to do something else, for a bound: what is seen of
+        a column doesn't tell it from others."""
+        own = self.columns
+        alone = pareto(own.costs)
+        costs = (own.costs[alone][:, None, :] + front[None, :, :]).reshape(-1, front.shape[1])
+        kept = pareto(costs)
+        picks = tuple(own.picks[alone[k // len(front)]] for k in kept)
+        return Kind(self.regions, Columns(costs[kept], (frozenset(),) * len(kept), picks))
 
     @cached_property
     def groups(self) -> tuple[frozenset[Hashable], ...]:

@@ -2,13 +2,14 @@
 and its columns are the slot's choices."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autopar.graph.chains import groups
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.program import Program
 from autopar.layouts.stages import Cut, Here
+from autopar.planning.columns import Costs
 from autopar.planning.joined import Late
 from autopar.planning.kinds import Kind, Kinds, late_by_region
 from autopar.planning.price import Pricer, SlotKey
@@ -22,11 +23,31 @@ class Layered:
     """A priced setting by slots: first the skeleton's regions, then the layers, in model order."""
 
     pricer: Pricer
+    fronts: Mapping[str, Costs] = field(default_factory=dict)
+    """Of an outline, what each layer's parameters come to in the ways that there are."""
+    given: Mapping[str, Kind] = field(default_factory=dict)
+    """The kinds of layers, where they aren't the pricer's."""
 
     @cached_property
     def kinds(self) -> Mapping[str, Kind]:
         """The kind of every layer."""
-        return Kinds(self.pricer).by_path()
+        if self.given:
+            return self.given
+        found = Kinds(self.pricer).by_path()
+        if not self.fronts:
+            return found
+        known: dict[tuple[int, int], Kind] = {}
+        for path, kind in found.items():
+            front = self.fronts[path]
+            key = (id(kind), id(front))
+            if key not in known:
+                known[key] = kind.beside(front)
+        return {path: known[id(kind), id(self.fronts[path])] for path, kind in found.items()}
+
+    def with_kinds(self, other: Mapping[int, Kind]) -> "Layered":
+        """With other kinds, by the id of those that they stand for."""
+        given = {path: other[id(kind)] for path, kind in self.kinds.items()}
+        return replace(self, given=given)
 
     @property
     def is_possible(self) -> bool:

@@ -26,6 +26,8 @@ from autopar.planning.problem import Stages
 from autopar.planning.relaxed_rows import Linear, Row, solved_duals
 
 ROUNDS, CLOSE = 60, 1e-5
+FIRST = (0.1, 1.0, 10.0)
+"""What memory is worth in the first choices' prices, in mean seconds a byte."""
 SLACK = 1e-6
 """Of the limit: no solver's tolerance may say that nothing fits where something does."""
 
@@ -85,9 +87,12 @@ def _made_fit(loose: Loose, active: list[list[list[int]]], solver: str) -> Multi
 
 
 def _first(group: dict[int, Floats], stages: Stages) -> list[int]:
-    """The fastest choice and the one that needs least memory."""
+    """The fastest choice, the one that needs least memory, and those that are best between."""
     seconds = np.sum([costs[:, SECONDS] + costs[:, STEP] for costs in group.values()], axis=0)
-    return list(dict.fromkeys([int(seconds.argmin()), int(_sizes(group, stages).argmin())]))
+    sizes = _sizes(group, stages)
+    pace = float(seconds.mean() / max(sizes.mean(), 1.0))
+    between = [int((seconds + pace * factor * sizes).argmin()) for factor in FIRST]
+    return list(dict.fromkeys([int(seconds.argmin()), int(sizes.argmin()), *between]))
 
 
 def _sizes(group: dict[int, Floats], stages: Stages) -> Floats:

@@ -22,14 +22,15 @@ from autopar.mesh import Mesh, Split, split_size
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.layered import Layered
 from autopar.planning.meshes import axes_in_order
+from autopar.planning.multipliers import bound
 from autopar.planning.outer import region_candidates
+from autopar.planning.outline_params import ParamFronts
 from autopar.planning.pins import Pins
-from autopar.planning.price import Pricer, SlotKey
+from autopar.planning.price import Pricer, RegionCandidates, SlotKey
 from autopar.planning.refine_mesh import refined_choices
-from autopar.planning.relaxed import relaxed
 from autopar.planning.schedules import layer_axis
 from autopar.planning.tried import least_of
-from autopar.planning.whole_price import whole_problem
+from autopar.planning.whole_price import whole_loose
 from autopar.planning.works import Works
 from autopar.plugin import Candidate, Strategy
 
@@ -46,10 +47,13 @@ class Outlines:
     works: Works
     state_ratio: StateRatio
     plain: frozenset[str]
+    params: ParamFronts
     priced: dict[Setting, Pricer | None] = field(default_factory=dict)
     least: list[tuple[float, Mesh, int]] = field(default_factory=list)
     """The most first: seconds of a batch at least, of all ranks of an outline together; its mesh
     and microbatches."""
+    whole: set[Mesh] = field(default_factory=set)
+    """The meshes on which the whole batch in one microbatch is priced."""
     ways: dict[Mesh, frozenset[Hashable]] = field(default_factory=dict)
     """What regions may do on an outline's mesh."""
     coarser: dict[tuple[Mesh, Mesh], bool] = field(default_factory=dict)
@@ -93,11 +97,9 @@ class Outlines:
         return self.coarser[pair]
 
     def _ways(self, outline: Setting) -> frozenset[Hashable]:
-        """What regions may do on an outline's mesh."""
+        """What regions may do on an outline's mesh, with the whole batch in one microbatch."""
         if outline.mesh not in self.ways:
-            found, _ = self.typed.get(outline.mesh, (None, None))
-            if found is None:
-                found = candidates_of(self.model, outline, self.strategies, self.pins)
+            found = self._candidates(replace(outline, microbatches=1))
             # Alike layers share theirs: the first stands for all.
             firsts = {id(found[key]): key for key in reversed(list(found))}
             self.ways[outline.mesh] = frozenset(
@@ -105,20 +107,32 @@ class Outlines:
             )
         return self.ways[outline.mesh]
 
+    def _candidates(self, outline: Setting) -> Mapping[SlotKey, tuple[Candidate, ...]]:
+        return candidates_of(self.model, outline, self.strategies, self.pins)
+
     def is_priced(self, setting: Setting) -> bool:
         """Whether the setting's own outline is."""
         return self.of(setting) in self.priced
 
+    def is_begun(self, setting: Setting) -> bool:
+        """Whether something on its mesh is."""
+        return self.of(setting).mesh in self.whole
+
     def price(self, setting: Setting) -> None:
-        """Prices the setting's outline."""
+        """Prices the setting's outline. If nothing is known of its mesh, first the whole batch in
+        one microbatch: that bounds all others on the mesh, and on finer ones."""
         outline = self.of(setting)
-        pricer = self._pricer(outline)
-        self.priced[outline] = pricer
+        if outline.mesh not in self.whole:
+            self.whole.add(outline.mesh)
+            outline = replace(outline, microbatches=1)
+            pricer = self._whole(outline)
+        else:
+            pricer = self.priced[outline] = self._pricer(outline)
         if pricer is not None:
+            self._ways(outline)
             layered = Layered(pricer)
             each_s = least_of(layered)[0] if layered.is_possible else math.inf
             whole_s = each_s * outline.microbatches * outline.mesh.world
-            self._ways(outline)
             one = (whole_s, outline.mesh, outline.microbatches)
             bisect.insort(self.least, one, key=lambda one: -one[0])
 
@@ -128,10 +142,15 @@ class Outlines:
         pricer = self.priced[self.of(setting)]
         if pricer is None:
             return 0.0
+        fronts = self.params.of(setting)
         if setting.schedule is None:
-            low = relaxed(whole_problem(Layered(pricer), limit_bytes), solver)
-            return low.bound_s / self._plain_size(setting)
-        return Anywhere(Layered(self._staged(pricer, setting)), limit_bytes).bound(solver)
+            # Of so many ranks' microbatches, one after the other.
+            size = self._plain_size(setting)
+            fronts = {path: front * [1, size, 1, 1, 1] for path, front in fronts.items()}
+            whole = Layered(pricer, fronts)
+            return bound(whole_loose(whole, limit_bytes), solver)[0] / size
+        staged = Layered(self._staged(pricer, setting), fronts)
+        return Anywhere(staged, limit_bytes).bound(solver)
 
     def _staged(self, pricer: Pricer, setting: Setting) -> Pricer:
         """An outline's prices with a setting's stages."""
@@ -140,23 +159,40 @@ class Outlines:
         mesh = Mesh(tuple(sizes.items()))
         own = replace(pricer.setting, mesh=mesh, schedule=setting.schedule)
         prices = pricer.prices.on(mesh)
-        return replace(pricer, setting=own, prices=prices, parts={}, weighed={})
+        return replace(pricer, setting=own, prices=prices, weighed={})
+
+    def _whole(self, outline: Setting) -> Pricer | None:
+        """Of the whole batch seconds alone matter."""
+        if self.model.batch_size % split_size(outline.data):
+            return None
+        found = _running_once(self._candidates(outline))
+        return self._made(outline, found) if all(found.values()) else None
 
     def _pricer(self, outline: Setting) -> Pricer | None:
         if self.model.batch_size % (outline.microbatches * split_size(outline.data)):
             return None
-        found = candidates_of(self.model, outline, self.strategies, self.pins)
+        found = self._candidates(outline)
         if not all(found.values()):
             return None
         known, pricer = self.typed.get(outline.mesh, (None, None))
         if pricer is not None and known == found:
             return pricer.sized(outline.microbatches)
+        pricer = self._made(outline, found)
+        self.typed[outline.mesh] = found, pricer
+        return pricer
+
+    def _made(self, outline: Setting, found: RegionCandidates) -> Pricer:
         setting, refined = refined_choices(outline, found)
         prices = self.works.prices.on(setting.mesh)
         args = (self.model, setting, prices, refined, self.state_ratio, self.works)
-        pricer = Pricer(*args, with_params=False)
-        self.typed[outline.mesh] = found, pricer
-        return pricer
+        return Pricer(*args, with_params=False)
+
+
+def _running_once(found: RegionCandidates) -> RegionCandidates:
+    """Without what runs again, which is never faster; regions that share candidates still do."""
+    unique = {id(one): one for one in found.values()}
+    once = {k: tuple(c for c in one if c.recompute is None) for k, one in unique.items()}
+    return {key: once[id(one)] for key, one in found.items()} if all(once.values()) else found
 
 
 def _way(candidate: Candidate) -> Hashable:

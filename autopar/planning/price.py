@@ -85,6 +85,7 @@ class Pricer:
     )
     groups: dict[tuple[str, Recomputed | None], tuple[str, ...]] = field(default_factory=dict)
     parts: dict[int, tuple[Here, Hashable]] = field(default_factory=dict)
+    outsides: dict[int, tuple[Here, Hashable]] = field(default_factory=dict)
     typings: dict[Hashable, tuple[RegionTyping, ...]] = field(default_factory=dict)
     kinds: dict[Hashable, Any] = field(default_factory=dict)
     """What `kinds` makes of alike layers."""
@@ -130,7 +131,7 @@ class Pricer:
             ops, layouts = self._ops_bill(path, block, only, group, here, place)
             bill = ops
             if self.with_params:
-                bill += self._params_bill(block, layouts, candidate.params, path != "", here)
+                bill += self.params_bill(block, layouts, candidate.params, path != "", here)
             if path == "":
                 # Gathered parameters stay for the whole step.
                 resident = bill.resident_bytes + bill.transient_bytes
@@ -151,8 +152,10 @@ class Pricer:
     def outside_bill(self, here: Here) -> Bill:
         """What a part of the skeleton has beside regions: ops on inputs, buffers."""
         skeleton = self.model.skeleton
-        own = frozenset(name for name in self._outside if here.has(name))
-        key = ("outside", own)
+        if id(here) not in self.outsides:
+            own = frozenset(name for name in self._outside if here.has(name))
+            self.outsides[id(here)] = here, own
+        key = ("outside", self.outsides[id(here)][1])
         if key not in self.bills:
             effects = [*input_effects(skeleton, self.setting, here)]
             effects += buffer_effects(skeleton, here)
@@ -199,15 +202,15 @@ class Pricer:
             self.ops_bills[key] = bill, tuple(work.params.items())
         return self.ops_bills[key]
 
-    def _params_bill(
+    def params_bill(
         self,
         block: Block,
         layouts: Layouts,
         plans: tuple[tuple[str, ParamPlan], ...],
         neighbours: bool,
-        here: Here | None,
+        here: Here | None = None,
     ) -> Bill:
-        """What a region's parameters come to."""
+        """What a region's parameters come to, stored in these layouts."""
         key = (id(block), layouts, plans, neighbours, self.part(here))
         if key not in self.param_bills:
             chosen, bill = dict(plans), Bill()
@@ -248,9 +251,12 @@ class Pricer:
             *shared_residents(self.model, self.setting, [x.path for x in self.model.layers]),
         )
         total = self.prices.bill(all_layers, self.setting.microbatches)
+        known: dict[int, Bill] = {}
         for _, block in self.model.instances():
-            effects = [*input_effects(block, self.setting), *buffer_effects(block)]
-            total += self.prices.bill(effects, self.setting.microbatches)
+            if id(block) not in known:
+                effects = [*input_effects(block, self.setting), *buffer_effects(block)]
+                known[id(block)] = self.prices.bill(effects, self.setting.microbatches)
+            total += known[id(block)]
         return total + self.scalars()
 
     def scalars(self) -> Bill:

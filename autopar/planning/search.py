@@ -183,10 +183,12 @@ class _State:
         self._look_at(first, watch)
 
     def _way(self, one: Unopened | Tried) -> int:
-        """How many steps to an answer are done: its outline priced, outlined, opened, relaxed."""
-        if isinstance(one, Unopened):
-            return 2 if one.is_outlined else int(self.space.outlines.is_priced(one.asked))
-        return 4 if one.is_relaxed else 3
+        """How many steps to an answer are done."""
+        if isinstance(one, Tried):
+            return 6 if one.is_relaxed else 5
+        asked, outlines = one.asked, self.space.outlines
+        done = (outlines.is_begun(asked), outlines.is_priced(asked), one.has_params)
+        return 4 if one.is_outlined else sum(done)
 
     def give_up(self) -> None:
         """The time is over: what is left keeps its bound."""

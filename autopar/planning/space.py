@@ -26,16 +26,18 @@ from autopar.planning.outer import (
     with_schedule,
 )
 from autopar.planning.outline import Outlines, plain_axes
+from autopar.planning.outline_params import ParamFronts
 from autopar.planning.pins import Pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
+from autopar.planning.rate import LeastWork, stages_in, step_bound
 from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
-from autopar.planning.stage_price import LeastWork, least_work, schedule_bound
+from autopar.planning.stage_price import least_work
 from autopar.planning.tried import SearchOptions, Tried, least_of
 from autopar.planning.weights import beside, first_guess
 from autopar.planning.works import Works, least_factor
-from autopar.plugin import CostModel, Refusal, Strategy
+from autopar.plugin import CostModel, Refusal, Schedule, Strategy
 
 ROUNDING = 1e-6
 
@@ -52,6 +54,8 @@ class Unopened:
     asked: Setting
     scheduled: tuple[Setting, ...]
     bound_s: float = 0.0
+    has_params: bool = False
+    """Whether its bound knows what parameters come to at least on its mesh."""
     is_outlined: bool = False
     """Whether its bound knows what its outline takes with its schedules and memory."""
 
@@ -81,6 +85,7 @@ class Space:
         layers = len(self.model.layers)
         sizes = (self.pins.axes, self.pins.microbatches, self.model.batch_size, layers)
         useless: dict[Mesh, bool] = {}
+        known: dict[Schedule, Schedule] = {}
         for asked in settings(axes_in_order(self.strategies), self.cluster.devices, *sizes):
             if asked.mesh not in useless:
                 args = (self.model, asked, self.strategies, self.pins.axes)
@@ -91,7 +96,7 @@ class Space:
             for one in found:
                 if isinstance(one, Refusal):
                     yield Dropped(asked, one.reason)
-            offered = tuple(one for one in found if isinstance(one, Setting))
+            offered = tuple(_sharing(one, known) for one in found if isinstance(one, Setting))
             if offered:
                 yield Unopened(asked, offered)
 
@@ -112,20 +117,29 @@ class Space:
             self.outlines.price(unopened.asked)
             yield unopened
             return
-        if len(unopened.scheduled) > 1:
-            yield from (replace(unopened, scheduled=(one,)) for one in unopened.scheduled)
-            return
         limit_bytes, solver = self.options.limit_bytes, self.options.solver
+        if not unopened.has_params:
+            for one in unopened.scheduled:
+                bound_s = step_bound(one, (self._each_s(one) / one.microbatches, 0.0))
+                bound_s += self.outlines.params.floor_s(one, limit_bytes)
+                bound_s = max(bound_s, unopened.bound_s)
+                yield replace(unopened, scheduled=(one,), bound_s=bound_s, has_params=True)
+            return
         bound_s = self.outlines.bound_s(unopened.scheduled[0], limit_bytes, solver)
         yield replace(unopened, bound_s=max(bound_s, self.bound_s(unopened)), is_outlined=True)
 
     def _at_least(self, setting: Setting) -> LeastWork:
-        each_s, once_s = self._share_s(setting), 0.0
-        each_s = max(each_s, self.outlines.least_s(setting) * setting.microbatches)
+        """Seconds of a microbatch and of what is done once, of all stages, as far as is known."""
+        each_s, once_s = self._each_s(setting), 0.0
         for fewer, work in self.known.get(setting.mesh, ()):
             if setting.microbatches % fewer == 0:
                 each_s, once_s = max(each_s, work[0]), max(once_s, work[1])
         return each_s / setting.microbatches, once_s
+
+    def _each_s(self, setting: Setting) -> float:
+        """The same of a step's microbatches, without parameters."""
+        known_s = self.outlines.least_s(setting) * setting.microbatches
+        return max(self._share_s(setting), known_s)
 
     def _share_s(self, setting: Setting) -> float:
         """A step's microbatches, of all stages, by the whole batch on one device."""
@@ -212,25 +226,19 @@ class Space:
         return pricer, least_work(pricer)
 
 
+def _sharing(setting: Setting, known: dict[Schedule, Schedule]) -> Setting:
+    """The same with the schedule that equal settings have, whose tables are made once."""
+    if setting.schedule is None:
+        return setting
+    return replace(setting, schedule=known.setdefault(setting.schedule, setting.schedule))
+
+
 def _not_subadditive(setting: Setting, cost_s: float, least_s: float) -> AutoparError:
     return AutoparError(
         f"the cost models price the ops of {setting.mesh} with {setting.microbatches} microbatches "
         f"at {cost_s:.6g} s, less than their share of the whole batch or of larger microbatches "
         f"({least_s:.6g} s): a part of an op must cost at least its share of the whole"
     )
-
-
-def stages_in(setting: Setting) -> int:
-    """How many stages a setting has."""
-    return 1 if setting.schedule is None else setting.mesh.size(setting.schedule.axis)
-
-
-def step_bound(setting: Setting, work: LeastWork) -> float:
-    """Seconds that no program beats whose stages together do so much at least."""
-    if setting.schedule is None:
-        return setting.microbatches * work[0] + work[1]
-    stages = stages_in(setting)
-    return schedule_bound(setting.schedule, stages, setting.microbatches, work)
 
 
 def space_of(
@@ -247,6 +255,7 @@ def space_of(
     prices = Prices(cost_models, Mesh(()), cluster, first_guess(beside(cost_models).rows(cluster)))
     works = Works(prices)
     plain = plain_axes(model, strategies, pins, least_factor(cluster.devices))
-    outlines = Outlines(model, strategies, pins, works, options.state_ratio, plain)
+    params = ParamFronts(model, strategies, pins, works, options.state_ratio)
+    outlines = Outlines(model, strategies, pins, works, options.state_ratio, plain, params)
     args = (model, cluster, strategies, cost_models, pins, options, inseparable, works, outlines)
     return replace(Space(*args), whole_s=Space(*args).whole_work_s())

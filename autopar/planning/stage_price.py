@@ -20,6 +20,7 @@ from autopar.planning.layered import Layered
 from autopar.planning.price import Need, Pricer, SlotKey
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot
+from autopar.planning.rate import LeastWork
 from autopar.planning.region_effects import (
     buffer_effects,
     crossing_bytes,
@@ -273,10 +274,6 @@ class StagePricer:
                 yield replace(edge, stage=stage, name=f"{edge.name} in {part}")
 
 
-LeastWork = tuple[float, float]
-"""Seconds of a microbatch, and seconds once a step, of all layers together."""
-
-
 def least_work(pricer: Pricer) -> LeastWork:
     """Seconds of a microbatch and seconds once a step, each region by its fastest choice: the same
     under every schedule."""
@@ -293,11 +290,3 @@ def least_work(pricer: Pricer) -> LeastWork:
         each_s += known[key][0]
         once_s += known[key][1]
     return each_s, once_s
-
-
-def schedule_bound(schedule: Schedule, stages: int, microbatches: int, work: LeastWork) -> float:
-    """No cut of the layers is faster: the stages together have at least all the work, and the
-    slowest has at least its share."""
-    per_stage = schedule.least_pace
-    pace = (microbatches - per_stage) / stages + per_stage
-    return pace * work[0] + work[1] / stages

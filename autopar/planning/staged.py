@@ -44,18 +44,6 @@ def step_seconds(stages: Stages, sums: Sequence[Sums]) -> float:
     return stages.step_seconds([x.seconds for x in sums], [x.step_seconds for x in sums])
 
 
-def lower_bound(problem: PlanningProblem) -> float:
-    """Each slot's fastest choice on every stage, conversions free."""
-    assert problem.stages is not None
-    sums = base_sums(problem)
-    for slot in problem.slots:
-        for stage, one in enumerate(sums):
-            found = [[s for s in c.shares if s.stage == stage] for c in slot.choices]
-            one.seconds += min(sum(s.seconds for s in shares) for shares in found)
-            one.step_seconds += min(sum(s.step_seconds for s in shares) for shares in found)
-    return step_seconds(problem.stages, sums)
-
-
 def base_sums(problem: PlanningProblem) -> tuple[Sums, ...]:
     """What is there whatever is chosen."""
     assert problem.stages is not None

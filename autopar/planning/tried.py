@@ -16,8 +16,9 @@ from autopar.planning.ilp import least_bytes, smallest, solve
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped, Outer
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
+from autopar.planning.rate import LeastWork
 from autopar.planning.relaxed import Relaxed, relaxed
-from autopar.planning.stage_price import LeastWork, StagePricer
+from autopar.planning.stage_price import StagePricer
 from autopar.planning.weights import Spent, Weights, seconds_of, sharpest
 from autopar.planning.whole_price import whole_problem
 
@@ -140,23 +141,53 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
         if low_s >= worth_s:
             bounds_s.append(low_s)
             break  # those that follow have no lower bounds
-        problem = tried.problem
-        if cut is not None:
-            problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
-        assert problem is not None
         # The first time the weights are a guess: half the gap is for what they don't see.
         gap = options.gap / 2 if tried.seen else options.gap
-        found = _solved(problem, tried.low, replace(options, gap=gap), worth_s, rest_s)
+        mine = replace(options, gap=gap)
+        if cut is None:
+            assert tried.problem is not None
+            layered = tried.layered
+            found = _solved(tried.problem, tried.low, mine, worth_s, rest_s)
+        else:
+            layered, found = _of_cut(tried, cut, mine, worth_s, rest_s)
         if isinstance(found, Infeasible):
             fits = not found.impossible and found.short_bytes == 0
             bounds_s.append(max(low_s, worth_s) if fits else math.inf)
             result = found if result is None or fits else result
             continue
         bounds_s.append(max(low_s, found.bound_seconds))
-        tried = _answered(tried, found, cut, options)
+        tried = _answered(tried, layered, found, cut, options)
     proven_s = max(tried.bound_s, min(bounds_s))
     result = None if tried.answer else result
     return replace(tried, bound_s=proven_s, result=result, rounds=tried.rounds + 1)
+
+
+WIDTH = 1e-3
+"""Of the bound: so far above it choices are looked at first."""
+
+
+def _of_cut(
+    tried: Tried, cut: Cut, options: SearchOptions, worth_s: float, rest_s: float
+) -> tuple[Layered, Solution | Infeasible]:
+    """The best program of a cut, and the layers whose columns its choices are: first of those that
+    may have a part in a program that is little slower than the bound. Where other cuts have no
+    bound above `rest_s`, and nothing can be proven, a few stand for all."""
+    anywhere = tried.anywhere
+    assert anywhere is not None
+    proves = math.isinf(rest_s)
+    layered, others_s = anywhere.few(), math.inf
+    if proves:
+        layered, others_s = anywhere.narrowed(WIDTH * tried.bound_s, options.solver)
+    if layered.is_possible:
+        problem = StagePricer(layered, cut).problem(options.limit_bytes)
+        found = _solved(problem, None, options, min(worth_s, others_s), rest_s)
+        if isinstance(found, Solution):
+            bound_s = min(found.bound_seconds, others_s if proves else rest_s)
+            return layered, replace(found, bound_seconds=bound_s)
+        if math.isfinite(worth_s) and worth_s <= others_s:
+            return layered, found
+    problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
+    return tried.layered, _solved(problem, None, options, worth_s, rest_s)
 
 
 def _cuts(tried: Tried, anywhere: Anywhere) -> tuple[list[tuple[float, Cut | None]], float]:
@@ -182,14 +213,16 @@ def _solved(
         time_limit_s=options.time_limit_s,
         cutoff_s=worth_s if math.isfinite(worth_s) else None,
         low=low,
-        enough_s=rest_s if math.isfinite(rest_s) else None,
+        proves=math.isinf(rest_s),
         measure=False,
     )
 
 
-def _answered(tried: Tried, found: Solution, cut: Cut | None, options: SearchOptions) -> Tried:
+def _answered(
+    tried: Tried, layered: Layered, found: Solution, cut: Cut | None, options: SearchOptions
+) -> Tried:
     """With the program of a solution, if the account says that it is faster than what is there."""
-    program = tried.layered.program(found.choices, cut)
+    program = layered.program(found.choices, cut)
     books = books_by_stage(program, tried.layered.pricer.prices, options.state_ratio)
     step_s, spent = step_seconds(books, program.setting), spent_in_step(books, program.setting)
     answer = tried.answer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from autopar.graph.model_graph import Block
 from autopar.layouts.again import Running, running_effects
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.stages import Here
+from autopar.layouts.stages import Cut, Here, make_cut
 from autopar.layouts.typing import RegionTyping, type_region
 from autopar.mesh import AxisPart, Mesh, Split
 from autopar.planning.prices import Bill, Prices
@@ -98,6 +98,20 @@ class Works:
     once: dict[Key, Once] = field(default_factory=dict)
     works: dict[Key, Work] = field(default_factory=dict)
     bare: dict[Candidate, Candidate] = field(default_factory=dict)
+    fixed: dict[tuple[int, AxisPart], tuple[Here, ...]] = field(default_factory=dict)
+
+    def fixed_heres(
+        self, skeleton: Block, layers: int, parts: int, axis: AxisPart
+    ) -> tuple[Here, ...]:
+        """The skeleton as each of some parts has it wherever its layers are cut."""
+        if (parts, axis) not in self.fixed:
+            rest = layers - parts + 1
+            early = make_cut(skeleton, [*([1] * (parts - 1)), rest])
+            late = make_cut(skeleton, [rest, *([1] * (parts - 1))])
+            same = {n: p for n, p in early.parts.items() if late.parts.get(n) == p}
+            cut = Cut(((),) * parts, same, ())
+            self.fixed[parts, axis] = tuple(Here(cut, part, axis) for part in range(parts))
+        return self.fixed[parts, axis]
 
     def only(self, candidate: Candidate) -> Candidate:
         """The candidate bare."""
