@@ -7,7 +7,7 @@ stages send each other counts for what it costs at least.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from autopar.graph.model_graph import STREAM, Value
 from autopar.layouts.stages import Here
 from autopar.planning import columns
 from autopar.planning.balanced import balanced
-from autopar.planning.chunks import FACTORS, Room, best_of, slowest_of_chunks
+from autopar.planning.chunks import Room, best_of, slowest_of_chunks
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
 from autopar.planning.loose import (
@@ -43,6 +43,7 @@ from autopar.planning.region_effects import (
     unused_effects,
 )
 from autopar.planning.schedules import spread, stages_of
+from autopar.planning.spans import Beside, Spans, span_of
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
@@ -51,17 +52,6 @@ Floats = NDArray[np.float64]
 def even_counts(layers: int, parts: int) -> list[int]:
     """How many layers each part has if they are spread evenly."""
     return [layers * (p + 1) // parts - layers * p // parts for p in range(parts)]
-
-
-@dataclass(frozen=True)
-class Spans:
-    """[part, first layer, layer after the last]: seconds of a microbatch that the part takes at
-    least with these layers (inf where they don't fit, or there are none), what it takes once a step
-    at least, and by how many bytes at least they are over the limit."""
-
-    seconds: Floats
-    step_seconds: Floats
-    over_bytes: Floats
 
 
 @dataclass(frozen=True)
@@ -280,13 +270,6 @@ class Anywhere:
         effects = [*input_effects(block, pricer.setting), *buffer_effects(block)]
         return pricer.prices.bill(effects, pricer.setting.microbatches)
 
-    def _on(self, rows: Floats, part: int) -> Floats:
-        """Rows with what is held in the chunk of a part."""
-        table = self.schedule.brief
-        held = np.zeros((len(rows), table.chunks))
-        held[:, part // table.stages] = rows[:, HELD]
-        return np.hstack([rows[:, :HELD], held])
-
     # ------------------------------------------------------------ runs of layers
 
     def slowest_at_least(self, each: float = 1.0, once: float = 0.0) -> float:
@@ -348,6 +331,7 @@ class Anywhere:
         """What each part takes and needs at least with every run of layers."""
         table, count = self.schedule.brief, len(self.layered.kinds)
         base, skeleton = self._base, self._skeleton
+        rows = [self._rows[key] for key in self._counts]
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
         first, last = np.indices((count + 1, count + 1))
@@ -356,46 +340,19 @@ class Anywhere:
         for part, (least, most) in enumerate(self.spread):
             some = whole & (last - first >= least) & (last - first <= most)
             stage = part % table.stages
-            own = [costs.options[0][stage] for costs in skeleton if stage in costs.options[0]]
-            found_s, once_s, found_bytes = self._span(own, base[stage], stage, part)
-            seconds[part][some], over[part][some] = found_s[some], found_bytes[some]
-            once[part] = once_s
+            beside = Beside(
+                [costs.options[0][stage] for costs in skeleton if stage in costs.options[0]],
+                base[stage],
+                np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0),
+                part // table.stages,
+            )
+            found = span_of(self._kind_numbers, rows, beside, self.limit_bytes)
+            seconds[part][some], once[part], over[part][some] = (
+                found[0][some],
+                found[1],
+                found[2][some],
+            )
         return Spans(np.where(over <= 0, seconds, np.inf), once, over)
-
-    def _span(
-        self, own: Sequence[Floats], base: Floats, stage: int, part: int
-    ) -> tuple[Floats, Floats, Floats]:
-        """Of one part, by its first layer and the one after its last: the most seconds that some
-        multiplier of memory proves, the least once a step, and the least bytes over the limit."""
-        counts = np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0)
-        rows = {key: self._on(one, part) for key, one in self._rows.items()}
-        order = [id(kind) for kind in self.layered.kinds.values()]
-        free = self.limit_bytes - float(_bytes(base[None], counts)[0])
-        # What is needed for a moment is the layers' or the skeleton's: the larger one counts.
-        moment = float(base[TRANSIENT])
-        if sum(float(costs[:, TRANSIENT].min()) for costs in own) > moment:
-            moment, own = 0.0, [_with_moment(costs) for costs in own]
-        free -= moment
-
-        def total(weigh: Callable[[Floats], float]) -> Floats:
-            each = {key: weigh(costs) for key, costs in rows.items()}
-            sums = np.concatenate([[0.0], np.cumsum([each[key] for key in order])])
-            span: Floats = sums[None, :] - sums[:, None] + sum(map(weigh, own))
-            return span
-
-        pace = max(
-            float(costs[:, SECONDS].mean() / max(_bytes(costs, counts).mean(), 1.0))
-            for costs in rows.values()
-        )
-        best = np.zeros((len(order) + 1, len(order) + 1))
-        for multiplier in (0.0, *(pace * factor for factor in FACTORS)):
-
-            def weigh(costs: Floats, multiplier: float = multiplier) -> float:
-                return float((costs[:, SECONDS] + multiplier * _bytes(costs, counts)).min())
-
-            best = np.maximum(best, total(weigh) + base[SECONDS] - multiplier * free)
-        once = total(lambda costs: float(costs[:, STEP].min())) + base[STEP]
-        return best, once, total(lambda costs: float(_bytes(costs, counts).min())) - free
 
 
 def _weighed(costs: Floats, each: float, once: float) -> Floats:
@@ -403,15 +360,3 @@ def _weighed(costs: Floats, each: float, once: float) -> Floats:
     rows = costs.copy()
     rows[:, SECONDS] = each * costs[:, SECONDS] + once * costs[:, STEP]
     return rows
-
-
-def _with_moment(costs: Floats) -> Floats:
-    """The rows with transient bytes among the resident ones."""
-    rows = costs.copy()
-    rows[:, RESIDENT] += rows[:, TRANSIENT]
-    return rows
-
-
-def _bytes(costs: Floats, counts: Floats) -> Floats:
-    sizes: Floats = costs[:, RESIDENT] + costs[:, HELD:] @ counts
-    return sizes

@@ -9,9 +9,8 @@ before the setting is opened.
 """
 
 import bisect
-import functools
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,11 +20,10 @@ from autopar.layouts.state_ratio import StateRatio
 from autopar.mesh import Mesh, Split, split_size
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.layered import Layered
-from autopar.planning.meshes import axes_in_order
 from autopar.planning.multipliers import bound
-from autopar.planning.outer import region_candidates
 from autopar.planning.outline_params import ParamFronts
 from autopar.planning.pins import Pins
+from autopar.planning.plain_axes import candidates_of, without
 from autopar.planning.price import Pricer, RegionCandidates, SlotKey
 from autopar.planning.refine_mesh import refined_choices
 from autopar.planning.schedules import layer_axis
@@ -33,8 +31,6 @@ from autopar.planning.tried import least_of
 from autopar.planning.whole_price import whole_loose
 from autopar.planning.works import Works
 from autopar.plugin import Candidate, Strategy
-
-TIERS = ("dims", "recompute")
 
 
 @dataclass
@@ -71,7 +67,7 @@ class Outlines:
 
     def of(self, setting: Setting) -> Setting:
         """A setting's outline: plain axes, and that of the layers, have size 1."""
-        return _without(setting, {*self.plain, self.layers})
+        return without(setting, {*self.plain, self.layers})
 
     def _plain_size(self, setting: Setting) -> int:
         return split_size(tuple(part for part in setting.data if part.axis in self.plain))
@@ -207,62 +203,3 @@ def _way(candidate: Candidate) -> Hashable:
 
 def _axes(split: Split) -> tuple[str, ...]:
     return tuple(part.axis for part in split)
-
-
-def plain_axes(
-    model: ModelGraph, strategies: Sequence[Strategy], pins: Pins, size: int
-) -> frozenset[str]:
-    """The axes over which regions split samples and nothing else, and whose absence forbids no
-    region anything: tried alone, with each other axis, and with all, each of this size."""
-    axes = axes_in_order(strategies) if size > 1 else ()
-    names = [axis.name for axis in axes if not axis.splits_layers]
-    on = functools.cache(lambda setting: candidates_of(model, setting, strategies, pins))
-
-    def is_plain(name: str, present: frozenset[str]) -> bool:
-        mesh = Mesh(tuple((axis.name, size if axis.name in present else 1) for axis in axes))
-        data = tuple(mesh.part(a.name) for a in axes if a.splits_batch and a.name in present)
-        if model.batch_size % split_size(data):
-            return True  # no setting has so many pieces
-        setting = Setting(mesh, data, 1)
-        seen, left = on(setting), on(_without(setting, {name}))
-        return all(_is_plain(name, seen[key], left[key]) for key in seen)
-
-    found = set()
-    for name in (axis.name for axis in axes if axis.splits_batch):
-        beside = dict.fromkeys([frozenset({name}), *(frozenset({name, x}) for x in names)])
-        if all(is_plain(name, present) for present in [*beside, frozenset(names)]):
-            found.add(name)
-    return frozenset(found)
-
-
-def _is_plain(axis: str, seen: Iterable[Candidate], left: Iterable[Candidate]) -> bool:
-    """Whether all that a region may do it may do without the axis as well, but for samples."""
-    without = {(c.splits, c.forms, c.recompute) for c in left}
-    for candidate in seen:
-        splits = []
-        for dim, split in candidate.splits:
-            kept = tuple(part for part in split if part.axis != axis)
-            if kept != split and dim != "batch":
-                return False
-            splits += [(dim, kept)] if kept else []
-        if (tuple(splits), candidate.forms, candidate.recompute) not in without:
-            return False
-    return True
-
-
-def _without(setting: Setting, axes: Collection[str | None]) -> Setting:
-    """The setting with these axes at size 1, and as many more microbatches as they split samples
-    into."""
-    mesh = Mesh(tuple((a, 1 if a in axes else size) for a, size in setting.mesh.axes))
-    gone = tuple(part for part in setting.data if part.axis in axes)
-    data = tuple(part for part in setting.data if part.axis not in axes)
-    return Setting(mesh, data, setting.microbatches * split_size(gone))
-
-
-def candidates_of(
-    model: ModelGraph, setting: Setting, strategies: Sequence[Strategy], pins: Pins
-) -> Mapping[SlotKey, tuple[Candidate, ...]]:
-    """What regions may do on a setting, but for how parameters live."""
-    members = [strategy for strategy in strategies if strategy.tier in TIERS]
-    found = region_candidates(model, setting, members, pins)
-    return {key: one.choices for key, one in found.items()}

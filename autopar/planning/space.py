@@ -25,9 +25,10 @@ from autopar.planning.outer import (
     pointless,
     with_schedule,
 )
-from autopar.planning.outline import Outlines, plain_axes
+from autopar.planning.outline import Outlines
 from autopar.planning.outline_params import ParamFronts
 from autopar.planning.pins import Pins
+from autopar.planning.plain_axes import plain_axes
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
 from autopar.planning.rate import LeastWork, stages_in, step_bound
