@@ -18,7 +18,7 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.state_ratio import StateRatio
 from autopar.plan import Plan
-from autopar.planning.infeasible import plan_or_explain
+from autopar.planning.limited import plan_in_time
 from autopar.planning.pins import read_pins
 from autopar.planning.request import Request, make_plan
 from autopar.planning.tried import SearchOptions
@@ -64,10 +64,10 @@ def planned(asked: Asked, pin: Mapping[str, Any], limit_s: float | None = None) 
 def tried(
     asked: Asked, pin: Mapping[str, Any], limit_s: float | None = None
 ) -> tuple[Found, Plan | None]:
-    """As `planned`, with the plan, where there is one."""
+    """As `planned`, with the plan, where there is one: what `compile` makes of the request."""
     start, plan = time.perf_counter(), None
     try:
-        plan = plan_or_explain(asked.request(pin, False, limit_s))
+        plan = plan_in_time(asked.request(pin, False, limit_s))
         found = figures(plan)
     except InfeasibleError as error:
         found = {"fault": str(error), "short_bytes": error.short_bytes}
