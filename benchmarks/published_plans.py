@@ -3,6 +3,7 @@
 python benchmarks/published_plans.py --into FILE [--sources narayanan_table1 …] [--no-free]
     [--limit-s S] [--again]      # plans what FILE lacks; --again: also what came to no end
     [--above GAP]                # and what is proven to no less than this gap
+    [--slower]                   # only free plans that are slower than a row, again
     [--why]                      # for the largest differences: what each pin costs
 python benchmarks/published_plans.py --from FILE            # docs/published-plans.md's tables
 python benchmarks/published_plans.py --from FILE --every    # docs/published-rows.md's
@@ -29,7 +30,7 @@ from fidelity_predict import facts, graph_of, preset_of, state_of
 from plan_cases import Asked, Found, tried
 from published_beside import WHY, by_case, remarkable
 from published_models import Shape
-from published_plans_table import show
+from published_plans_table import GAP, show
 from published_plans_why import ladder
 from published_runs import SITES, Run, read_runs
 from step_parts import parts_of
@@ -150,6 +151,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--above", type=float, default=math.inf)
+    parser.add_argument("--slower", action="store_true")
     parser.add_argument("--why", action="store_true")
     parser.add_argument("--every", action="store_true")
     options = parser.parse_args()
@@ -180,6 +182,11 @@ def _commit() -> str:
 
 
 def _wanted(case: Case, there: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    if options.slower:
+        found = by_case([there[name] for name in case.ids if name in there])
+        slow = any(one.ratio is not None and one.ratio < 1 - GAP for one in found)
+        yield from case.ids[-1:] if slow else ()
+        return
     if options.why:
         lines = [line for line in there.values() if "parts" in line]
         for one in remarkable(by_case(lines)):
