@@ -18,11 +18,15 @@ from autopar.capture import capture
 from autopar.cluster import ClusterSpec, resolve_cluster
 from autopar.graph.analyse import analyse
 from autopar.layouts.stages import make_cut
+from autopar.planning import tried as tried_module
+from autopar.planning.decide import _alternative
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import read_pins
 from autopar.planning.price import Pricer
+from autopar.planning.problem import Infeasible
 from autopar.planning.relaxed import relaxed
+from autopar.planning.search import Seen
 from autopar.planning.space import Space, Unopened, space_of
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Tried, least_of, relax, settle
@@ -207,3 +211,25 @@ def test_a_time_limit_returns_the_best_plan_so_far_with_its_gap() -> None:
     assert certificate.solved < whole.solved or certificate.gap > whole.gap
     assert certificate.bound_s <= whole.bound_s * (1 + 1e-9)
     assert short.plan.predicted.step_s * (1 - certificate.gap) == pytest.approx(certificate.bound_s)
+
+
+def test_a_cut_that_doesnt_fit_says_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several parts a stage one cut is looked at: if it doesn't fit, the setting keeps its
+    bound, which counts in the certificate, and the plan says that it was one cut."""
+    found = space(gpt2(layers=6), resolve_cluster(cluster()), pin={"pp": 2})
+    short = lambda tried, *_: (tried.layered, Infeasible(7))  # noqa: E731
+    monkeypatch.setattr(tried_module, "_of_cut", short)
+    seen = {}
+    for unopened in found.settings():
+        for setting in unopened.scheduled if isinstance(unopened, Unopened) else ():
+            chunks = setting.schedule.brief.chunks if setting.schedule else 0
+            (tried,) = found.open(Unopened(setting, (setting,)))
+            if chunks in (1, 2) and isinstance(tried, Tried):
+                more = relax(tried, found.options)
+                assert isinstance(more, Tried)
+                done = settle(more, found.options, float("inf"))
+                seen[chunks] = _alternative(Seen(setting, done.bound_s, result=done.result))
+                if chunks == 2:
+                    assert done.bound_s == more.bound_s < float("inf")
+    assert seen[2].bound_s is not None and "the cut that was looked at: short" in seen[2].why
+    assert seen[1].bound_s is None and seen[1].why == "short by 7 bytes of memory"

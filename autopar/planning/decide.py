@@ -273,12 +273,15 @@ def _alternative(seen: Seen) -> Alternative:
     bound_s = seen.bound_s if math.isfinite(seen.bound_s) else None
     if math.isfinite(seen.step_s):
         return Alternative(*where, seen.step_s, bound_s, "")
+    # Of many cuts the best one was looked at.
+    of_cut = "" if bound_s is None else "the cut that was looked at: "
     if result is not None and result.impossible:
-        return Alternative(*where, None, None, "no choice of layouts is possible")
+        why = f"{of_cut}no choice of layouts is possible"
+        return Alternative(*where, None, bound_s, why)
     if result is not None and result.short_bytes:
         about = "at least " if result.at_least else ""
-        why = f"short by {about}{result.short_bytes:,} bytes of memory"
-        return Alternative(*where, None, None, why)
+        why = f"{of_cut}short by {about}{result.short_bytes:,} bytes of memory"
+        return Alternative(*where, None, bound_s, why)
     if bound_s is None:
-        return Alternative(*where, None, None, "its activations alone don't fit into memory")
+        return Alternative(*where, None, None, "parameters and activations don't fit into memory")
     return Alternative(*where, None, bound_s, f"at least {bound_s:.6g} s a step")

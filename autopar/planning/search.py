@@ -31,9 +31,9 @@ from autopar.text import size
 
 @dataclass(frozen=True)
 class Seen:
-    """A setting that the search is done with: no program of it is faster than `bound_s`, the best
-    that was found takes `step_s` (inf: none); with no answer, why (None: it can't be faster than
-    the plan)."""
+    """A setting that the search is done with: no program of it is faster than `bound_s` (inf: there
+    is none), the best that was found takes `step_s` (inf: none); with no answer, why (None: it
+    can't be faster than the plan), which of some cuts alone says nothing of others."""
 
     asked: Setting
     bound_s: float
@@ -85,12 +85,11 @@ def search(space: Space, watch: Watch = unwatched) -> Found:
     if best is None:
         raise _nothing_fits(state.unfit, space.options)
     assert best.answer is not None
-    bounds = [seen.bound_s for seen in state.tried if not _never(seen.result)]
     return Found(
         best.answer,
         best.outer.asked,
         best.layered.pricer.prices,
-        min(bounds),
+        min(seen.bound_s for seen in state.tried),
         tuple(state.tried),
         tuple(state.dropped),
         space.inseparable,
@@ -230,11 +229,6 @@ class _State:
         every = done + self.waiting + len(self.dropped)
         best_s = self.best_s if self.best else None
         watch(Progress(every, len(self.dropped), done - solved, solved, best_s, bound_s))
-
-
-def _never(result: Infeasible | None) -> bool:
-    """Whether nothing of a setting fits: a cut-off only says that nothing is faster."""
-    return isinstance(result, Infeasible) and (result.impossible or result.short_bytes > 0)
 
 
 def _nothing_legal(cluster: ClusterSpec, pins: Pins, dropped: Sequence[Dropped]) -> AutoparError:

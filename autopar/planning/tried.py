@@ -89,7 +89,7 @@ class Tried:
 def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
     """The setting with a bound that knows of memory; with its result, where nothing fits."""
     if not tried.layered.is_possible:
-        return replace(tried, result=Infeasible(0, impossible=True))
+        return replace(tried, bound_s=math.inf, result=Infeasible(0, impossible=True))
     if tried.outer.setting.schedule is None:
         problem = whole_problem(tried.layered, options.limit_bytes)
         low = relaxed(problem, options.solver)
