@@ -19,7 +19,7 @@ import json
 import math
 import subprocess
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,7 +163,7 @@ def main() -> None:
     if options.into is None:
         parser.error("--into or --from is needed")
     commit = _commit()
-    for case in sorted(chosen, key=lambda case: (case.run.devices, case.shape.layers)):
+    for case in _in_order(chosen):
         wanted = list(_wanted(case, plan_cases.known(options.into), options))
         if not wanted:
             continue
@@ -171,6 +171,18 @@ def main() -> None:
         lines = plan_cases.run_alone(solve, (case, options.limit_s), wanted, whole_s)
         plan_cases.keep(({**line, "commit": commit} for line in lines), options.into)
         print(case.name, len(wanted), flush=True)
+
+
+def _in_order(chosen: Sequence[Case]) -> Sequence[Case]:
+    """Each model's smallest cluster first, then each's next: a run that was cut short has all
+    models."""
+    seen: Counter[tuple[str, Shape, str]] = Counter()
+    rounds: list[tuple[int, int, int, Case]] = []
+    for case in sorted(chosen, key=lambda case: (case.run.devices, case.shape.layers)):
+        model = case.source, case.shape, case.run.preset
+        rounds.append((seen[model], case.run.devices, len(rounds), case))
+        seen[model] += 1
+    return [case for *_, case in sorted(rounds, key=lambda one: one[:3])]
 
 
 def _commit() -> str:
