@@ -113,3 +113,36 @@ def test_as_torch_export(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for one, other in zip(found.blocks, wanted.blocks, strict=True):
         assert (one.name, one.params, one.buffers) == (other.name, other.params, other.buffers)
         assert one.inputs == other.inputs
+
+
+class Numbered(nn.Module):
+    """A layer that numbers what it has, as layers of experts do with tokens."""
+
+    def __init__(self, inner: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, features], in and out."""
+        numbers = torch.arange(x.numel(), device=x.device).view(x.shape)
+        y: Tensor = x + self.up(x).sum(-1, keepdim=True) * numbers.remainder(2)
+        return y
+
+
+def test_what_a_layer_makes_itself_is_fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of 2 ** 40 values has no place in memory."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Numbered(inner) for inner in (16, 24, 32)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.square().mean()
+
+    with torch.device("meta"):
+        job = Job(Model(), {"x": torch.empty(2**20, 2**17, 8)}, None)
+    _, seen = counted(job, monkeypatch)
+    assert seen and all(seen)

@@ -9,6 +9,7 @@ numbers and shapes. Where anything differs, it is exported.
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import _compiling_state_context
+from torch._guards import detect_fake_mode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.export import ExportedProgram
 from torch.export._trace import _ignore_backend_decomps
@@ -104,8 +106,11 @@ class _Recorder(SchemaCheckMode):
 
 def _recorded(program: nn.Module, tensors: Sequence[Tensor]) -> tuple[Any, list[_Call]]:
     recorder = _Recorder()
+    # Tensors that a program makes itself are fake only while the mode is on.
+    mode = detect_fake_mode(list(tensors)) or nullcontext()
     # What torch.export sets, too.
     with (
+        mode,
         _compiling_state_context(),
         _ignore_backend_decomps(),
         enable_python_dispatcher(),
@@ -172,7 +177,7 @@ class _Walk:
         if len(given) != len(wanted):
             raise _DiffersError
         for one, other in zip(wanted, given, strict=True):
-            if not isinstance(one, Node) or values[one] is not other:
+            if not isinstance(one, Node) or not _is(values[one], other):
                 raise _DiffersError
 
 
@@ -220,7 +225,7 @@ def _arguments(
 def _same(node: Any, given: Any, values: Mapping[Node, Any]) -> Any:
     """The exported arguments with the given whole numbers. Errors: _DiffersError."""
     if isinstance(node, Node):
-        if values[node] is not given:
+        if not _is(values[node], given):
             raise _DiffersError
         return node
     if isinstance(node, _PIECES) and isinstance(given, _PIECES):
@@ -237,6 +242,16 @@ def _same(node: Any, given: Any, values: Mapping[Node, Any]) -> Any:
     if type(node) is not int and node != given:
         raise _DiffersError
     return given
+
+
+def _is(ours: Any, given: Any) -> bool:
+    """Whether it is the same value. Torch hands on another object for a tensor that an op makes of
+    no other (`arange`) if somebody holds the first: it shares its storage."""
+    if ours is given or not (isinstance(ours, Tensor) and isinstance(given, Tensor)):
+        return ours is given
+    alike = ours.shape == given.shape and ours.stride() == given.stride()
+    alike &= ours.dtype == given.dtype and ours.storage_offset() == given.storage_offset()
+    return alike and ours.untyped_storage()._cdata == given.untyped_storage()._cdata
 
 
 def _described(value: Any, before: Any) -> Any:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from autopar.batch_spec import BatchSpec
+from autopar.capture.collector import collector_paused
 from autopar.cluster import ClusterSpec, Spec
 from autopar.graph.model_graph import ModelGraph
 from autopar.plan import Plan
@@ -42,7 +43,9 @@ def find(request: Request, watch: Watch = unwatched) -> Found:
         request.pins,
         request.options,
     )
-    return search(space, watch)
+    # It makes millions of objects that stay, and no cycles: the collector would only look on.
+    with collector_paused():
+        return search(space, watch)
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
