@@ -12,8 +12,8 @@ from autopar.planning.loose import HELD, RESIDENT, SECONDS
 Floats = NDArray[np.float64]
 FACTORS = tuple(2.0**k for k in range(-8, 9))
 """Multipliers of memory that are tried, in mean seconds a byte."""
-SPLITS = 3
-"""In how many ways layers of several kinds are taken apart into lighter and heavier ones."""
+FEW = 4
+"""So many kinds are taken apart into lighter and heavier ones in every way; more in the middle."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ def slowest_of_chunks(kinds: Sequence[int], rows: Sequence[Floats], rooms: Seque
     `kinds`: by layer, in which of `rows` its choices are."""
     found = [_of_equal(np.concatenate(rows), len(kinds), rooms)]
     order = sorted(range(len(rows)), key=lambda kind: float(rows[kind][:, SECONDS].min()))
-    cuts = sorted({len(order) * k // (SPLITS + 1) or 1 for k in range(1, SPLITS + 1)})
-    for cut in cuts if len(order) > 1 else ():
+    for cut in range(1, len(order)) if len(order) <= FEW else (len(order) // 2,):
         light, heavy = ([rows[kind] for kind in some] for some in (order[:cut], order[cut:]))
         are_light = np.isin(np.array(kinds), order[:cut])
         found.append(_of_two(np.concatenate(light), np.concatenate(heavy), are_light, rooms))
