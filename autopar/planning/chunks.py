@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.planning.columns import pareto
 from autopar.planning.loose import HELD, RESIDENT, SECONDS
 
 Floats = NDArray[np.float64]
 FACTORS = tuple(2.0**k for k in range(-8, 9))
 """Multipliers of memory that are tried, in mean seconds a byte."""
+FINE = tuple(2.0 ** (k / 8) for k in range(-64, 65))
+"""The same for one stage as a whole, where they are cheap."""
 FEW = 4
 """So many kinds are taken apart into lighter and heavier ones in every way; more in the middle."""
 
@@ -29,6 +32,7 @@ class Room:
 def slowest_of_chunks(kinds: Sequence[int], rows: Sequence[Floats], rooms: Sequence[Room]) -> float:
     """Seconds that the slowest stage takes at least; inf where no way to give stages layers fits.
     `kinds`: by layer, in which of `rows` its choices are."""
+    rows = [row[pareto(row[:, [SECONDS, RESIDENT, HELD]])] for row in rows]
     found = [_of_equal(np.concatenate(rows), len(kinds), rooms)]
     order = sorted(range(len(rows)), key=lambda kind: float(rows[kind][:, SECONDS].min()))
     for cut in range(1, len(order)) if len(order) <= FEW else (len(order) // 2,):
@@ -128,7 +132,7 @@ def multipliers_of(rows: Floats, room: Room) -> Floats:
     """Seconds a byte that are tried as multipliers of a stage's memory."""
     sizes = rows[:, RESIDENT] + rows[:, HELD] * room.in_flight[:, None]
     pace = float(rows[:, SECONDS].mean() / max(sizes.mean(), 1.0))
-    return np.array([0.0, *(pace * factor for factor in FACTORS)])
+    return np.array([0.0, *(pace * factor for factor in FINE)])
 
 
 def least_of(rows: Floats, room: Room, multipliers: Floats) -> tuple[Floats, Floats]:
