@@ -4,8 +4,9 @@ python benchmarks/known_answers.py --into FILE [case …] [--limit-s S]   # plan
 python benchmarks/known_answers.py --from FILE                # the text of docs/known-answers.md
 
 Each case is planned freely, for S seconds at most, and with the known answer pinned; the best of
-other meshes is planned for comparison. Optimizer state is what those who trained the model kept
-(18 bytes an element with its value and gradient: moments, a master copy and gradients in float32).
+other meshes is planned for comparison, in --beside-s at most. Optimizer state is what those who
+trained the model kept (18 bytes an element with its value and gradient: moments, a master copy and
+gradients in float32).
 """
 
 import argparse
@@ -18,7 +19,8 @@ import plan_cases
 from full_size import job_of
 from known_cases import CASES, KEPT, RIVALS
 from known_table import show
-from plan_cases import Asked, Found, kept, planned, rival, tried
+from plan_cases import Asked, Found, kept, rival, tried
+from step_parts import parts_of
 
 from autopar.capture import capture
 from autopar.cluster import resolve_cluster
@@ -26,9 +28,9 @@ from autopar.graph.analyse import analyse
 from autopar.plan import Plan
 
 
-def solve(task: tuple[str, float], wanted: Sequence[str]) -> Iterator[Found]:
+def solve(task: tuple[str, float, float], wanted: Sequence[str]) -> Iterator[Found]:
     """A case's plans, each by its name."""
-    case_name, limit_s = task
+    case_name, limit_s, beside_s = task
     case = next(one for one in CASES if one.name == case_name)
     warnings.simplefilter("ignore")
     job = job_of(case.model, case.cluster, case.samples)
@@ -40,17 +42,18 @@ def solve(task: tuple[str, float], wanted: Sequence[str]) -> Iterator[Found]:
     plan: Plan | None = None
     for name in wanted:
         what = name.rpartition("/")[2]
-        if what == "free":
-            found, plan = tried(asked, {}, limit_s)
-        elif what in case.pins:
-            found = planned(asked, case.pins[what], limit_s)
+        if what in case.pins:
+            found, made = tried(asked, case.pins[what], limit_s)
+            if made is not None:
+                found = {**found, "parts": parts_of(asked, made)}
+            plan = made if what == "free" else plan
         elif plan is None:
             found = {"fault": "there is no plan"}
         elif what == KEPT:
             again = any("recompute" in choice.strategies for choice in plan.regions)
-            found = kept(asked, plan) if again else {"fault": "nothing is recomputed"}
+            found = kept(asked, plan, beside_s) if again else {"fault": "nothing is recomputed"}
         else:
-            found = rival(asked, plan, RIVALS.index(what), limit_s)
+            found = rival(asked, plan, RIVALS.index(what), beside_s)
         yield {"id": name, **found}
 
 
@@ -61,6 +64,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path)
     parser.add_argument("--from", dest="source_file", type=Path)
     parser.add_argument("--limit-s", type=float, default=120.0)
+    parser.add_argument("--beside-s", type=float, default=60.0)
     options = parser.parse_args()
     if options.source_file:
         show(plan_cases.known(options.source_file))
@@ -76,9 +80,8 @@ def main() -> None:
         if set(wanted) - pinned and f"{case.name}/free" not in wanted:
             free = f"{case.name}/free"  # what the rest is compared with
             wanted = [free, *(name for name in wanted if name != free)]
-        lines = plan_cases.run_alone(
-            solve, (case.name, options.limit_s), wanted, 12 * options.limit_s
-        )
+        task = (case.name, options.limit_s, options.beside_s)
+        lines = plan_cases.run_alone(solve, task, wanted, 12 * options.limit_s)
         plan_cases.keep(lines, options.into)
         print(case.name, wanted, flush=True)
 

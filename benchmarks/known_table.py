@@ -6,6 +6,7 @@ from typing import Any
 
 from known_cases import CASES, KEPT, RIVALS, Case
 from plan_cases import apart, decided, spent
+from published_plans_why import differs, won
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
@@ -90,7 +91,9 @@ def _line(one: Mapping[str, Any]) -> str:
 def _beside(other: Mapping[str, Any], free: Mapping[str, Any]) -> str:
     if "step_s" in other:
         times = other["step_s"] / free["step_s"]
-        return f"{_line(other)}: {times:.3f} times the plan's step: {apart(other, free)}"
+        is_slower = times > 1 + GAP and "parts" in other and "parts" in free
+        why = f"{differs(other, free)}. {won(other, free)}" if is_slower else apart(other, free)
+        return f"{_line(other)}: {times:.3f} times the plan's step: {why}"
     if "roomy" in other:
         roomy = other["roomy"]
         short = size(other["short_bytes"])

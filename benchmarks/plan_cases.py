@@ -90,12 +90,12 @@ def rival(asked: Asked, plan: Plan, place: int, limit_s: float | None) -> Found:
     return planned(asked, other.mesh, limit_s)
 
 
-def kept(asked: Asked, plan: Plan) -> Found:
+def kept(asked: Asked, plan: Plan, limit_s: float | None = None) -> Found:
     """What a plan would be without recompute, had it the memory."""
     where: dict[str, Any] = {**plan.axes, "microbatches": plan.microbatches, "recompute": False}
     if plan.schedule is not None:
         where["schedule"] = plan.schedule.name
-    return figures(make_plan(asked.request(where, True, None)))
+    return figures(make_plan(asked.request(where, True, limit_s)))
 
 
 def figures(plan: Plan) -> Found:

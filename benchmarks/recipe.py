@@ -1,11 +1,13 @@
 """Plans beside the practitioner's recipe, for twelve models and clusters: a table.
 
-python benchmarks/recipe.py [--only-recipe] [--limit-s S] [pair …]
+python benchmarks/recipe.py --into FILE [--only-recipe] [--limit-s S] [pair …]   # plans pairs
+python benchmarks/recipe.py --from FILE                          # the table of docs/recipe.md
 
-Weights, gradients and optimizer state are 16 bits wide (float16 on V100, else bfloat16). Each pair
-runs in a process of its own. The search ends after S seconds with the best plan so far and its gap.
-Both are predictions of the same cost models; the time is planning's alone, without imports,
-building and capturing the model.
+A pair is a model, or a model on a cluster ("llama3-8B@h100:64"); those that are named are planned
+again, without names those that FILE lacks. Weights, gradients and optimizer state are 16 bits wide
+(float16 on V100, else bfloat16). Each pair runs in a process of its own. The search ends after S
+seconds with the best plan so far and its gap. Both are predictions of the same cost models; the
+time is planning's alone, without imports, building and capturing the model.
 """
 
 import argparse
@@ -14,9 +16,16 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import plan_cases
 from full_size import job_of
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from autopar.text import seconds, size
 
 SPARE_S = 300.0
 """For capture and the last solve, on top of five times the limit: on a loaded machine."""
@@ -61,13 +70,14 @@ def measure(
         else:
             plan = found.plan
             mesh = " · ".join(f"{axis} {n}" for axis, n in plan.axes.items() if n > 1)
-            used = sorted({n for choice in plan.regions for n in choice.strategies})
+            named = {n for choice in plan.regions for n in choice.strategies}
+            used = sorted(named - {"data", "expert", "pipeline"})  # which the mesh says
             by = f" by {plan.schedule.name}" if plan.schedule else ""
             certificate = plan.certificate
             out[what] = {
                 "step_s": plan.predicted.step_s,
                 "memory": plan.predicted.memory_bytes,
-                "text": f"{mesh}{by}, {plan.microbatches} microbatches; {', '.join(used)}",
+                "text": "; ".join([f"{mesh}{by}, {plan.microbatches} microbatches", *used]),
                 "took_s": found.report["plan_s"],
                 "gap": None if what == "recipe" else certificate.gap,
             }
@@ -93,26 +103,42 @@ def run(pair: tuple[str, str, int], only_recipe: bool, limit_s: float) -> dict[s
     return found
 
 
-def line(pair: tuple[str, str, int], found: dict[str, Any]) -> str:
-    """A pair as text."""
+def row(pair: tuple[str, str, int], found: dict[str, Any]) -> tuple[str, ...]:
+    """A pair's cells."""
     name, cluster, samples = pair
-    rows = [f"{name} on {cluster}, batch {samples}"]
+    cells = [f"{name}, {cluster}, {samples:,}"]
     for what in ("recipe", "plan"):
         one = found.get(what)
         if one is None:
-            rows.append(f"  {what:<7} {found.get('ended', 'not asked')}")
+            cells.append(found.get("ended", "not asked"))
         elif "fault" in one:
-            rows.append(f"  {what:<7} none in {one['took_s']:.1f} s: {one['fault']}")
+            cells.append(f"none in {one['took_s']:.0f} s: {one['fault']}")
         else:
-            gap = "" if one["gap"] is None else f", gap {one['gap']:.2%}"
-            rows.append(
-                f"  {what:<7} {one['step_s']:.4f} s a step, {one['memory'] / 1e9:.1f} GB, planned "
-                f"in {one['took_s']:.1f} s{gap}: {one['text']}"
-            )
+            cells.append(f"{seconds(one['step_s'])}, {size(one['memory'])}: {one['text']}")
     steps = [found.get(what, {}).get("step_s") for what in ("recipe", "plan")]
     if all(steps):
-        rows.append(f"  speed-up {steps[0] / steps[1]:.3f}")
-    return "\n".join(rows)
+        cells.append(f"{steps[0] / steps[1]:.3f}")
+        cells.append(f"{found['plan']['gap']:.2%}")
+        cells.append(f"{found['plan']['took_s']:.0f} s")
+    return tuple(cells)
+
+
+def show(path: Path) -> None:
+    """The table of what a file has."""
+    lines = plan_cases.known(path)
+    table = Table(box=MARKDOWN)
+    heads = ("model, cluster, batch", "recipe", "plan", "speed-up", "gap", "planned in")
+    for name in heads:
+        table.add_column(name)
+    for pair in PAIRS:
+        if found := lines.get(id_of(pair)):
+            table.add_row(*row(pair, found))
+    Console(width=10_000, highlight=False, color_system=None).print(table)
+
+
+def id_of(pair: tuple[str, str, int]) -> str:
+    """Of its line, and its name among arguments."""
+    return f"{pair[0]}@{pair[1]}"
 
 
 def main() -> None:
@@ -121,15 +147,26 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="models; all where left out")
     parser.add_argument("--only-recipe", action="store_true")
     parser.add_argument("--limit-s", type=float, default=600.0)
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--from", dest="source_file", type=Path)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         name, cluster, samples = options.one
         measure(name, cluster, int(samples), options.only_recipe, options.limit_s)
         return
+    if options.source_file:
+        show(options.source_file)
+        return
+    if options.into is None:
+        parser.error("--into or --from is needed")
+    there = plan_cases.known(options.into)
     for pair in PAIRS:
-        if not options.names or pair[0] in options.names:
-            print(line(pair, run(pair, options.only_recipe, options.limit_s)), flush=True)
+        is_named = {pair[0], id_of(pair)} & set(options.names)
+        if is_named or not (options.names or id_of(pair) in there):
+            found = run(pair, options.only_recipe, options.limit_s)
+            plan_cases.keep([{"id": id_of(pair), **found}], options.into)
+            print(*row(pair, found), sep=" | ", flush=True)
 
 
 if __name__ == "__main__":
