@@ -3,6 +3,7 @@
 import pytest
 import torch
 from equality import OFF, RECOMPUTE, Comparison, Edit, compare, compiled, edited
+from families import FAMILIES
 from models import MODELS, Job, float32_raised, gpt2
 from pool import Pool
 from torch import nn
@@ -92,6 +93,15 @@ def test_the_planner_recomputes_where_memory_asks_for_it() -> None:
         assert used_bytes <= ample_bytes * share
         counts.append(count)
     assert counts[0] == 0 and counts == sorted(counts) and 0 < counts[1] < counts[-1], counts
+
+
+def test_of_equals_what_runs_once_is_taken() -> None:
+    """BERT's token types are looked up for nothing that the backward needs: to run them again costs
+    nothing and frees nothing."""
+    job = FAMILIES["bert"].full["bert-large"](64)
+    pin = {"dp": 8, "zero": 1}
+    plan = autopar.compile(job.model, "v100:8", job.batch, loss=job.loss, pin=pin).plan
+    assert not [choice.region for choice in plan.regions if choice.recompute]
 
 
 def test_what_changes_a_buffer_runs_once() -> None:

@@ -89,8 +89,10 @@ def _once(before: Candidate, after: Candidate | Refusal) -> Candidate | Refusal:
     )
 
 
-def _order(candidate: Candidate) -> str:
-    return repr((candidate.made_by, candidate.splits, candidate.recompute, candidate.forms))
+def _order(candidate: Candidate) -> tuple[bool, str]:
+    """Of equals a search takes the first: what runs once comes before what runs again."""
+    made = (candidate.made_by, candidate.splits, candidate.recompute, candidate.forms)
+    return candidate.recompute is not None, repr(made)
 
 
 def _is_active(strategy: Strategy, pins: Mapping[str, StrategyPin]) -> bool:
