@@ -92,14 +92,27 @@ def cuts(anywhere: Anywhere) -> tuple[Cut, ...]:
     skeleton = anywhere.layered.pricer.model.skeleton
     if anywhere.schedule.brief.chunks > 1 and not anywhere.layered.inside_groups:
         return (make_cut(skeleton, anywhere.balanced()),)
-    found, spans = [], anywhere.spans
-    for costs in (spans.seconds, spans.over_bytes):
-        worst = least_cut(costs, np.maximum)
-        if worst is not None:
-            total = least_cut(np.where(costs <= worst[0], costs, np.inf), np.add)
-            assert total is not None
-            found.append(total[1])
-    return tuple(make_cut(skeleton, counts) for counts in dict.fromkeys(found))
+    spans = anywhere.spans
+    found = [_evenest(costs) for costs in (spans.seconds, spans.over_bytes)]
+    return tuple(make_cut(skeleton, counts) for counts in dict.fromkeys(found) if counts)
+
+
+def roomier(anywhere: Anywhere, spare_bytes: float) -> Cut | None:
+    """The cut whose slowest part is fastest among those whose parts may leave so much memory: where
+    one that may fit doesn't, by so much."""
+    spans = anywhere.spans
+    counts = _evenest(np.where(spans.over_bytes <= -spare_bytes, spans.seconds, np.inf))
+    return None if counts is None else make_cut(anywhere.layered.pricer.model.skeleton, counts)
+
+
+def _evenest(costs: Floats) -> tuple[int, ...] | None:
+    """How many layers parts have whose largest cost is the least, and then all together."""
+    worst = least_cut(costs, np.maximum)
+    if worst is None:
+        return None
+    total = least_cut(np.where(costs <= worst[0], costs, np.inf), np.add)
+    assert total is not None
+    return total[1]
 
 
 def least_cut(costs: Floats, join: np.ufunc) -> tuple[float, tuple[int, ...]] | None:

@@ -1,7 +1,6 @@
 """One setting on its way through the search: opened with a rough bound, relaxed, solved."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
@@ -11,7 +10,7 @@ from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.account import books_by_stage, spent_in_step, step_seconds
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.columns import EACH_S, ONCE_S
-from autopar.planning.cuts import check_groups, check_weights, cuts, every_cut
+from autopar.planning.cuts import check_groups, check_weights, cuts, every_cut, roomier
 from autopar.planning.ilp import least_bytes, smallest, solve
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped, Outer
@@ -129,13 +128,15 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
     """The setting with its answer by its weights, if one is faster than `best_s`, and a bound that
     holds for every program of it."""
     if tried.problem is not None:
-        cuts_of: Iterable[tuple[float, Cut | None]] = [(tried.bound_s, None)]
+        queue: list[tuple[float, Cut | None]] = [(tried.bound_s, None)]
         rest_s = math.inf
     else:
         assert tried.anywhere is not None
-        cuts_of, rest_s = _cuts(tried, tried.anywhere)
-    bounds_s, result = [rest_s], None
-    for bound_s, cut in cuts_of:
+        found_cuts, rest_s = _cuts(tried, tried.anywhere)
+        queue = [*found_cuts]
+    bounds_s, result, spare_bytes, limit = [rest_s], None, 0, options.limit_bytes
+    while queue:
+        bound_s, cut = queue.pop(0)
         low_s = max(tried.bound_s, bound_s)
         worth_s = min(best_s, tried.step_s) * (1 - options.gap)
         if low_s >= worth_s:
@@ -154,6 +155,12 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
             fits = not found.impossible and found.short_bytes == 0
             bounds_s.append(max(low_s, worth_s) if fits else math.inf)
             result = found if result is None or fits else result
+            if not fits and math.isfinite(rest_s) and queue and spare_bytes < MOST_SPARE * limit:
+                # The fastest cut doesn't fit: before the smallest, the fastest that has more room.
+                assert tried.anywhere is not None
+                spare_bytes = max(found.short_bytes, 2 * spare_bytes, limit // 100)
+                more = roomier(tried.anywhere, spare_bytes)
+                queue[:0] = [(tried.bound_s, more)] if more else []
             continue
         bounds_s.append(max(low_s, found.bound_seconds))
         tried = _answered(tried, layered, found, cut, options)
@@ -162,6 +169,8 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
     return replace(tried, bound_s=proven_s, result=result, rounds=tried.rounds + 1)
 
 
+MOST_SPARE = 0.04
+"""Of the memory: no cut is looked for that leaves more of it free."""
 WIDTH = 1e-3
 """Of the bound: so far above it choices are looked at first."""
 
