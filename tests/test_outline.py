@@ -18,7 +18,7 @@ from autopar.capture import capture
 from autopar.cluster import ClusterSpec, resolve_cluster
 from autopar.graph.analyse import analyse
 from autopar.layouts.stages import make_cut
-from autopar.planning import tried as tried_module
+from autopar.planning import settle as settle_module
 from autopar.planning.decide import _alternative
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped
@@ -27,9 +27,10 @@ from autopar.planning.price import Pricer
 from autopar.planning.problem import Infeasible
 from autopar.planning.relaxed import relaxed
 from autopar.planning.search import Seen
+from autopar.planning.settle import settle
 from autopar.planning.space import Space, Unopened, space_of
 from autopar.planning.stage_price import StagePricer
-from autopar.planning.tried import Tried, least_of, relax, settle
+from autopar.planning.tried import Tried, least_of, relax
 from autopar.planning.weights import WINDOWS, Weights
 from autopar.plugin import Strategy
 from autopar.registry import select_cost_models, select_strategies
@@ -218,7 +219,7 @@ def test_a_cut_that_doesnt_fit_says_nothing_of_others(monkeypatch: pytest.Monkey
     bound, which counts in the certificate, and the plan says that it was one cut."""
     found = space(gpt2(layers=6), resolve_cluster(cluster()), pin={"pp": 2})
     short = lambda tried, *_: (tried.layered, Infeasible(7))  # noqa: E731
-    monkeypatch.setattr(tried_module, "_of_cut", short)
+    monkeypatch.setattr(settle_module, "_of_cut", short)
     seen = {}
     for unopened in found.settings():
         for setting in unopened.scheduled if isinstance(unopened, Unopened) else ():

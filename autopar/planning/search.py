@@ -14,13 +14,13 @@ from autopar.planning.outer import Dropped
 from autopar.planning.pins import Pins
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible
+from autopar.planning.settle import settle
 from autopar.planning.space import ROUNDING, Space, Unopened
 from autopar.planning.tried import (
     Answer,
     SearchOptions,
     Tried,
     relax,
-    settle,
     sharper,
     shortage,
 )

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
 from autopar.layouts.program import Program
-from autopar.layouts.stages import Cut, make_cut
 from autopar.layouts.state_ratio import StateRatio
-from autopar.planning.account import books_by_stage, spent_in_step, step_seconds
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.columns import EACH_S, ONCE_S
-from autopar.planning.cuts import check_groups, check_weights, cuts, every_cut, roomier
-from autopar.planning.ilp import least_bytes, smallest, solve
+from autopar.planning.cuts import check_groups, check_weights, cuts
+from autopar.planning.ilp import least_bytes, smallest
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped, Outer
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
@@ -122,123 +120,6 @@ def least_of(layered: Layered) -> LeastWork:
 
 def _short(least: int, options: SearchOptions) -> Infeasible:
     return Infeasible(max(least - options.limit_bytes, 1), at_least=True)
-
-
-def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
-    """The setting with its answer by its weights, if one is faster than `best_s`, and a bound that
-    holds for every program of it."""
-    if tried.problem is not None:
-        queue: list[tuple[float, Cut | None]] = [(tried.bound_s, None)]
-        rest_s = math.inf
-    else:
-        assert tried.anywhere is not None
-        found_cuts, rest_s = _cuts(tried, tried.anywhere)
-        queue = [*found_cuts]
-    bounds_s, result, spare_bytes, limit = [rest_s], None, 0, options.limit_bytes
-    while queue:
-        bound_s, cut = queue.pop(0)
-        low_s = max(tried.bound_s, bound_s)
-        worth_s = min(best_s, tried.step_s) * (1 - options.gap)
-        if low_s >= worth_s:
-            bounds_s.append(low_s)
-            break  # those that follow have no lower bounds
-        # The first time the weights are a guess: half the gap is for what they don't see.
-        gap = options.gap / 2 if tried.seen else options.gap
-        mine = replace(options, gap=gap)
-        if cut is None:
-            assert tried.problem is not None
-            layered = tried.layered
-            found = _solved(tried.problem, tried.low, mine, worth_s, rest_s)
-        else:
-            layered, found = _of_cut(tried, cut, mine, worth_s, rest_s)
-        if isinstance(found, Infeasible):
-            fits = not found.impossible and found.short_bytes == 0
-            bounds_s.append(max(low_s, worth_s) if fits else math.inf)
-            result = found if result is None or fits else result
-            if not fits and math.isfinite(rest_s) and queue and spare_bytes < MOST_SPARE * limit:
-                # The fastest cut doesn't fit: before the smallest, the fastest that has more room.
-                assert tried.anywhere is not None
-                spare_bytes = max(found.short_bytes, 2 * spare_bytes, limit // 100)
-                more = roomier(tried.anywhere, spare_bytes)
-                queue[:0] = [(tried.bound_s, more)] if more else []
-            continue
-        bounds_s.append(max(low_s, found.bound_seconds))
-        tried = _answered(tried, layered, found, cut, options)
-    proven_s = max(tried.bound_s, min(bounds_s))
-    result = None if tried.answer else result
-    return replace(tried, bound_s=proven_s, result=result, rounds=tried.rounds + 1)
-
-
-MOST_SPARE = 0.04
-"""Of the memory: no cut is looked for that leaves more of it free."""
-WIDTH = 1e-3
-"""Of the bound: so far above it choices are looked at first."""
-
-
-def _of_cut(
-    tried: Tried, cut: Cut, options: SearchOptions, worth_s: float, rest_s: float
-) -> tuple[Layered, Solution | Infeasible]:
-    """The best program of a cut, and the layers whose columns its choices are: first of those that
-    may have a part in a program that is little slower than the bound. Where other cuts have no
-    bound above `rest_s`, and nothing can be proven, a few stand for all."""
-    anywhere = tried.anywhere
-    assert anywhere is not None
-    proves = math.isinf(rest_s)
-    layered, others_s = anywhere.few(), math.inf
-    if proves:
-        layered, others_s = anywhere.narrowed(WIDTH * tried.bound_s, options.solver)
-    if layered.is_possible:
-        problem = StagePricer(layered, cut).problem(options.limit_bytes)
-        found = _solved(problem, None, options, min(worth_s, others_s), rest_s)
-        if isinstance(found, Solution):
-            bound_s = min(found.bound_seconds, others_s if proves else rest_s)
-            return layered, replace(found, bound_seconds=bound_s)
-        if math.isfinite(worth_s) and worth_s <= others_s:
-            return layered, found
-    problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
-    return tried.layered, _solved(problem, None, options, worth_s, rest_s)
-
-
-def _cuts(tried: Tried, anywhere: Anywhere) -> tuple[list[tuple[float, Cut | None]], float]:
-    """Cuts with their bounds, lowest first, and the bound of all others."""
-    skeleton = tried.layered.pricer.model.skeleton
-    every = every_cut(anywhere)
-    if every is None:
-        return [(tried.bound_s, cut) for cut in cuts(anywhere)], tried.bound_s
-    return [(bound_s, make_cut(skeleton, counts)) for bound_s, counts in every], math.inf
-
-
-def _solved(
-    problem: PlanningProblem,
-    low: Relaxed | None,
-    options: SearchOptions,
-    worth_s: float,
-    rest_s: float,
-) -> Solution | Infeasible:
-    return solve(
-        problem,
-        solver=options.solver,
-        gap=options.gap,
-        time_limit_s=options.time_limit_s,
-        cutoff_s=worth_s if math.isfinite(worth_s) else None,
-        low=low,
-        proves=math.isinf(rest_s),
-        measure=False,
-    )
-
-
-def _answered(
-    tried: Tried, layered: Layered, found: Solution, cut: Cut | None, options: SearchOptions
-) -> Tried:
-    """With the program of a solution, if the account says that it is faster than what is there."""
-    program = layered.program(found.choices, cut)
-    books = books_by_stage(program, tried.layered.pricer.prices, options.state_ratio)
-    step_s, spent = step_seconds(books, program.setting), spent_in_step(books, program.setting)
-    answer = tried.answer
-    sharp = answer and step_s == answer.step_s and found.seconds > answer.solution.seconds
-    if step_s < tried.step_s or sharp:
-        answer = Answer(program, found, step_s, spent)
-    return replace(tried, answer=answer, seen=(*tried.seen, spent))
 
 
 ROUNDS = 12
