@@ -43,7 +43,7 @@ from autopar.planning.region_effects import (
     unused_effects,
 )
 from autopar.planning.schedules import spread, stages_of
-from autopar.planning.spans import Beside, Spans, span_of
+from autopar.planning.spans import Beside, Spans, span_of, with_moment
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
@@ -118,9 +118,13 @@ class Anywhere:
             classes: dict[Hashable, list[int]] = {}
             for column, seen in enumerate(kind.columns.seen):
                 classes.setdefault(seen, []).append(column)
-            rows, found = self._rows[id(kind)], set[int]()
+            own, found = self._rows[id(kind)], set[int]()
+            # What comes once a step may count, or hide behind another stage's; what is needed for
+            # a moment may be what a stage has room for.
+            plain = (own, _weighed(own, self.stages.per_slowest, 1.0))
+            ways = [*plain, *map(with_moment, plain)]
             for some in map(np.array, classes.values()):
-                for room in rooms:
+                for rows, room in itertools.product(ways, rooms):
                     found.update(some[best_of(rows[some], room)].tolist())
             kept[id(kind)] = kind.only(np.array(sorted(found)))
         return self.layered.with_kinds(kept)

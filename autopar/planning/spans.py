@@ -45,7 +45,7 @@ def span_of(
     # What is needed for a moment is the layers' or the skeleton's: the larger one counts.
     moment = float(base[TRANSIENT])
     if sum(float(costs[:, TRANSIENT].min()) for costs in skeleton) > moment:
-        moment, skeleton = 0.0, [_with_moment(costs) for costs in skeleton]
+        moment, skeleton = 0.0, [with_moment(costs) for costs in skeleton]
     free -= moment
     every = np.concatenate(rows)
     starts = np.cumsum([0, *map(len, rows[:-1])])
@@ -76,7 +76,7 @@ def span_of(
     return best, once, total(sizes, own_sizes) - free
 
 
-def _with_moment(costs: Floats) -> Floats:
+def with_moment(costs: Floats) -> Floats:
     """The rows with transient bytes among the resident ones."""
     rows = costs.copy()
     rows[:, RESIDENT] += rows[:, TRANSIENT]
