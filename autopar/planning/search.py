@@ -115,6 +115,8 @@ class _State:
     unfit: list[Tried] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     waiting: int = 0
+    solved: int = 0
+    """Of those that were tried."""
 
     @property
     def options(self) -> SearchOptions:
@@ -221,11 +223,11 @@ class _State:
             self.tried.extend(Seen(setting, bound_s) for setting in one.scheduled)
             return
         self.tried.append(Seen(one.outer.asked, bound_s, one.step_s, one.result))
+        self.solved += self.tried[-1].solved
         self.unfit = [*self.unfit, one] if self.best is None else []
 
     def _tell(self, watch: Watch, bound_s: float) -> None:
-        solved = sum(seen.solved for seen in self.tried)
-        done = len(self.tried)
+        solved, done = self.solved, len(self.tried)
         every = done + self.waiting + len(self.dropped)
         best_s = self.best_s if self.best else None
         watch(Progress(every, len(self.dropped), done - solved, solved, best_s, bound_s))
