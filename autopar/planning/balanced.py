@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.planning.chunks import Room, least_of, multipliers_of
+from autopar.planning.chunks import Room, least_layer, multipliers_of
 
 Floats = NDArray[np.float64]
 ROUNDS = 100
@@ -25,17 +25,16 @@ def balanced(
     """
     loads = _loads(kinds, rows, rooms)
     parts = len(rooms) * len(rooms[0].in_flight)
-    counts = np.full(parts, len(kinds) // parts)
+    fewest = len(kinds) // parts
+    counts = np.full(parts, fewest)
     for _ in range(len(kinds) - counts.sum()):
-        spare = np.flatnonzero(counts == len(kinds) // parts)
+        spare = np.flatnonzero(counts == fewest)
         each = loads.of(counts)[spare % len(rooms)]
         counts[spare[np.flatnonzero(each == each.min())[-1]]] += 1
     for _ in range(ROUNDS):
-        more, less = (np.flatnonzero(counts == n) for n in (counts.max(), counts.min()))
+        more, less = (np.flatnonzero(counts == n) for n in (fewest + 1, fewest))
         now = _slowness(loads.of(counts))
-        moves = (
-            [(int(a), int(b)) for a in more for b in less] if counts.max() > counts.min() else []
-        )
+        moves = [(int(a), int(b)) for a in more for b in less]
         best = min(((_slowness(loads.of(_moved(counts, *m))), m) for m in moves), default=None)
         if best is None or best[0] >= now:
             break
@@ -81,7 +80,7 @@ def _loads(kinds: Sequence[int], rows: Sequence[Floats], rooms: Sequence[Room]) 
     before = np.concatenate([np.zeros((1, len(rows))), np.cumsum(of_kind, axis=0)])
     multipliers = [multipliers_of(np.concatenate(rows), room) for room in rooms]
     weights = [
-        [least_of(one, room, each)[0] for one in rows]
+        [least_layer(one, room, each)[0] for one in rows]
         for room, each in zip(rooms, multipliers, strict=True)
     ]
     free = np.array(multipliers) * np.array([room.free_bytes for room in rooms])[:, None]

@@ -47,7 +47,7 @@ def _of_equal(rows: Floats, count: int, rooms: Sequence[Room]) -> float:
     fewest, each = count // _parts(rooms), []
     for room in rooms:
         multipliers = multipliers_of(rows, room)
-        weights, sizes = least_of(rows, room, multipliers)
+        weights, sizes = least_layer(rows, room, multipliers)
         least_s = _more(fewest, weights) - multipliers[:, None] * room.free_bytes
         fits = _more(fewest, sizes) <= room.free_bytes
         each.append(np.where(fits, least_s.max(axis=0) + room.own_s, np.inf))
@@ -102,7 +102,7 @@ def _of_stage(light: Floats, heavy: Floats, room: Room, fewest: int) -> Floats:
     don't fit, or parts have no place for them."""
     multipliers = multipliers_of(np.concatenate([light, heavy]), room)
     (own, own_bytes), (more, more_bytes) = (
-        [_sums(fewest + 1, each) for each in least_of(rows, room, multipliers)]
+        [_sums(fewest + 1, each) for each in least_layer(rows, room, multipliers)]
         for rows in (light, heavy)
     )
     least_s = own[:, :, None] + more[:, None, :] - multipliers[:, None, None] * room.free_bytes
@@ -135,7 +135,7 @@ def multipliers_of(rows: Floats, room: Room) -> Floats:
     return np.array([0.0, *(pace * factor for factor in FINE)])
 
 
-def least_of(rows: Floats, room: Room, multipliers: Floats) -> tuple[Floats, Floats]:
+def least_layer(rows: Floats, room: Room, multipliers: Floats) -> tuple[Floats, Floats]:
     """[multiplier, part]: the least seconds of a layer, with so much for each byte. [part]: its
     least bytes."""
     sizes = rows[:, RESIDENT] + rows[:, HELD] * room.in_flight[:, None]

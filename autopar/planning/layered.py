@@ -9,7 +9,6 @@ from autopar.graph.chains import groups
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.program import Program
 from autopar.layouts.stages import Cut, Here
-from autopar.planning.columns import Costs
 from autopar.planning.joined import Late
 from autopar.planning.kinds import Kind, Kinds, late_by_region
 from autopar.planning.price import Pricer, SlotKey
@@ -23,26 +22,13 @@ class Layered:
     """A priced setting by slots: first the skeleton's regions, then the layers, in model order."""
 
     pricer: Pricer
-    fronts: Mapping[str, Costs] = field(default_factory=dict)
-    """Of an outline, what each layer's parameters come to in the ways that there are."""
     given: Mapping[str, Kind] = field(default_factory=dict)
     """The kinds of layers, where they aren't the pricer's."""
 
     @cached_property
     def kinds(self) -> Mapping[str, Kind]:
         """The kind of every layer."""
-        if self.given:
-            return self.given
-        found = Kinds(self.pricer).by_path()
-        if not self.fronts:
-            return found
-        known: dict[tuple[int, int], Kind] = {}
-        for path, kind in found.items():
-            front = self.fronts[path]
-            key = (id(kind), id(front))
-            if key not in known:
-                known[key] = kind.beside(front)
-        return {path: known[id(kind), id(self.fronts[path])] for path, kind in found.items()}
+        return self.given or Kinds(self.pricer).by_path()
 
     def with_kinds(self, other: Mapping[int, Kind]) -> "Layered":
         """With other kinds, by the id of those that they stand for."""

@@ -19,16 +19,17 @@ from autopar.layouts.layout import Setting
 from autopar.layouts.state_ratio import StateRatio
 from autopar.mesh import Mesh, Split, split_size
 from autopar.planning.anywhere import Anywhere
+from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
-from autopar.planning.multipliers import bound
 from autopar.planning.outline_params import ParamFronts
 from autopar.planning.pins import Pins
 from autopar.planning.plain_axes import candidates_of, without
 from autopar.planning.price import Pricer, RegionCandidates, SlotKey
 from autopar.planning.refine_mesh import refined_choices
+from autopar.planning.relaxed import relaxed
 from autopar.planning.schedules import layer_axis
 from autopar.planning.tried import least_of
-from autopar.planning.whole_price import whole_loose
+from autopar.planning.whole_price import whole_problem
 from autopar.planning.works import Works
 from autopar.plugin import Candidate, Strategy
 
@@ -138,15 +139,23 @@ class Outlines:
         pricer = self.priced[self.of(setting)]
         if pricer is None:
             return 0.0
-        fronts = self.params.of(setting)
         if setting.schedule is None:
             # Of so many ranks' microbatches, one after the other.
             size = self._plain_size(setting)
-            fronts = {path: front * [1, size, 1, 1, 1] for path, front in fronts.items()}
-            whole = Layered(pricer, fronts)
-            return bound(whole_loose(whole, limit_bytes), solver)[0] / size
-        staged = Layered(self._staged(pricer, setting), fronts)
+            whole = self._with_params(pricer, setting, size)
+            return relaxed(whole_problem(whole, limit_bytes), solver).bound_s / size
+        staged = self._with_params(self._staged(pricer, setting), setting)
         return Anywhere(staged, limit_bytes).bound(solver)
+
+    def _with_params(self, pricer: Pricer, setting: Setting, steps: int = 1) -> Layered:
+        """An outline's layers beside what their parameters come to under a setting, which pays so
+        often what it pays once a step."""
+        layered, fronts = Layered(pricer), self.params.of(setting)
+        kinds: dict[int, Kind] = {}
+        for path, kind in layered.kinds.items():  # alike layers have alike parameters
+            if id(kind) not in kinds:
+                kinds[id(kind)] = kind.beside(fronts[path] * [1, steps, 1, 1, 1])
+        return layered.with_kinds(kinds)
 
     def _staged(self, pricer: Pricer, setting: Setting) -> Pricer:
         """An outline's prices with a setting's stages."""

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.state_ratio import StateRatio
+from autopar.planning.chunks import FACTORS
 from autopar.planning.columns import EACH_S, ONCE_S, RESIDENT, TRANSIENT, pareto
-from autopar.planning.outer import region_candidates
 from autopar.planning.pins import Pins
-from autopar.planning.price import Pricer
+from autopar.planning.plain_axes import candidates_of
+from autopar.planning.price import Layouts, Pricer
 from autopar.planning.rate import rate, stages_in
 from autopar.planning.refine_mesh import refined_choices
 from autopar.planning.region_effects import param_layouts
@@ -26,9 +27,8 @@ from autopar.planning.schedules import spread
 from autopar.planning.works import Works
 from autopar.plugin import Candidate, Strategy
 
-TIERS = ("dims", "state")
-FACTORS = tuple(2.0**k for k in range(-8, 9))
-"""Multipliers of memory that are tried, in mean seconds a byte."""
+OF_PARAMS = ("dims", "state")
+"""The tiers on which it depends how parameters live."""
 MOST = 12
 """Rows of a front; of more, neighbours become one that is no worse than either."""
 
@@ -85,9 +85,8 @@ class ParamFronts:
         )
 
     def _made(self, setting: Setting) -> Mapping[str, Front]:
-        members = [strategy for strategy in self.strategies if strategy.tier in TIERS]
-        given = region_candidates(self.model, setting, members, self.pins)
-        choices = {key: one.choices for key, one in given.items() if key[0]}
+        args = (self.model, setting, self.strategies, self.pins, OF_PARAMS)
+        choices = {key: one for key, one in candidates_of(*args).items() if key[0]}
         finer, refined = refined_choices(setting, choices)
         prices = self.works.prices.on(finer.mesh)
         pricer = Pricer(self.model, finer, prices, refined, self.state_ratio, self.works)
@@ -107,11 +106,13 @@ class ParamFronts:
 
 def _front_of(pricer: Pricer, path: str, candidates: Sequence[Candidate]) -> Front:
     """Of one region: one row a candidate, but for those that are no better than another."""
-    block, times = pricer.block(path), pricer.setting.microbatches
-    rows = []
+    block, times, rows = pricer.block(path), pricer.setting.microbatches, []
+    known: dict[Candidate, Layouts] = {}
     for candidate in candidates:
-        layouts = tuple(param_layouts(block, pricer.typing(block, candidate)).items())
-        bill = pricer.params_bill(block, layouts, candidate.params, True)
+        only = pricer.works.only(candidate)
+        if only not in known:
+            known[only] = tuple(param_layouts(block, pricer.typing(block, only)).items())
+        bill = pricer.params_bill(block, known[only], candidate.params, True)
         sizes = (bill.lasting_bytes, bill.held_bytes, bill.transient_bytes)
         rows.append((bill.each_s(times), bill.step_s, *sizes))
     return _best(np.array(rows))

@@ -12,7 +12,8 @@ from autopar.planning.pins import Pins
 from autopar.planning.price import SlotKey
 from autopar.plugin import Candidate, Strategy
 
-TIERS = ("dims", "recompute")
+OF_OPS = ("dims", "recompute")
+"""The tiers on which it depends what ops do."""
 
 
 def plain_axes(
@@ -66,9 +67,14 @@ def without(setting: Setting, axes: Collection[str | None]) -> Setting:
 
 
 def candidates_of(
-    model: ModelGraph, setting: Setting, strategies: Sequence[Strategy], pins: Pins
+    model: ModelGraph,
+    setting: Setting,
+    strategies: Sequence[Strategy],
+    pins: Pins,
+    tiers: Collection[str] = OF_OPS,
 ) -> Mapping[SlotKey, tuple[Candidate, ...]]:
-    """What regions may do on a setting, but for how parameters live."""
-    members = [strategy for strategy in strategies if strategy.tier in TIERS]
+    """What regions may do on a setting by strategies of some tiers: by default, all but how
+    parameters live."""
+    members = [strategy for strategy in strategies if strategy.tier in tiers]
     found = region_candidates(model, setting, members, pins)
     return {key: one.choices for key, one in found.items()}

@@ -26,6 +26,7 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
         found_cuts, rest_s = _cuts(tried, tried.anywhere)
         queue = [*found_cuts]
     bounds_s, result, spare_bytes, limit = [rest_s], None, 0, options.limit_bytes
+    proves = math.isinf(rest_s)
     while queue:
         bound_s, cut = queue.pop(0)
         low_s = max(tried.bound_s, bound_s)
@@ -39,14 +40,14 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
         if cut is None:
             assert tried.problem is not None
             layered = tried.layered
-            found = _solved(tried.problem, tried.low, mine, worth_s, rest_s)
+            found = _solved(tried.problem, tried.low, mine, worth_s, proves)
         else:
-            layered, found = _of_cut(tried, cut, mine, worth_s, rest_s)
+            layered, found = _of_cut(tried, cut, mine, worth_s, proves)
         if isinstance(found, Infeasible):
             fits = not found.impossible and found.short_bytes == 0
             bounds_s.append(max(low_s, worth_s) if fits else math.inf)
             result = found if result is None or fits else result
-            if not fits and math.isfinite(rest_s) and queue and spare_bytes < MOST_SPARE * limit:
+            if not fits and not proves and queue and spare_bytes < MOST_SPARE * limit:
                 # The fastest cut doesn't fit: before the smallest, the fastest that has more room.
                 assert tried.anywhere is not None
                 spare_bytes = max(found.short_bytes, 2 * spare_bytes, limit // 100)
@@ -67,27 +68,27 @@ WIDTH = 1e-3
 
 
 def _of_cut(
-    tried: Tried, cut: Cut, options: SearchOptions, worth_s: float, rest_s: float
+    tried: Tried, cut: Cut, options: SearchOptions, worth_s: float, proves: bool
 ) -> tuple[Layered, Solution | Infeasible]:
     """The best program of a cut, and the layers whose columns its choices are: first of those that
     may have a part in a program that is little slower than the bound. Where other cuts have no
-    bound above `rest_s`, and nothing can be proven, a few stand for all."""
+    bound of their own, and nothing can be proven (not `proves`), a few stand for all."""
     anywhere = tried.anywhere
     assert anywhere is not None
-    proves = math.isinf(rest_s)
-    layered, others_s = anywhere.few(), math.inf
     if proves:
         layered, others_s = anywhere.narrowed(WIDTH * tried.bound_s, options.solver)
+    else:
+        layered, others_s = anywhere.few(), math.inf
     if layered.is_possible:
         problem = StagePricer(layered, cut).problem(options.limit_bytes)
-        found = _solved(problem, None, options, min(worth_s, others_s), rest_s)
+        found = _solved(problem, None, options, min(worth_s, others_s), proves)
         if isinstance(found, Solution):
-            bound_s = min(found.bound_seconds, others_s if proves else rest_s)
+            bound_s = min(found.bound_seconds, others_s)
             return layered, replace(found, bound_seconds=bound_s)
         if math.isfinite(worth_s) and worth_s <= others_s:
             return layered, found
     problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
-    return tried.layered, _solved(problem, None, options, worth_s, rest_s)
+    return tried.layered, _solved(problem, None, options, worth_s, proves)
 
 
 def _cuts(tried: Tried, anywhere: Anywhere) -> tuple[list[tuple[float, Cut | None]], float]:
@@ -104,7 +105,7 @@ def _solved(
     low: Relaxed | None,
     options: SearchOptions,
     worth_s: float,
-    rest_s: float,
+    proves: bool,
 ) -> Solution | Infeasible:
     return solve(
         problem,
@@ -113,7 +114,7 @@ def _solved(
         time_limit_s=options.time_limit_s,
         cutoff_s=worth_s if math.isfinite(worth_s) else None,
         low=low,
-        proves=math.isinf(rest_s),
+        proves=proves,
         measure=False,
     )
 

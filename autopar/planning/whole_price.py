@@ -1,12 +1,8 @@
 """Candidates → PlanningProblem where every rank has all layers."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from autopar.planning import loose
 from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
 from autopar.planning.joined import Late, unit_edges
 from autopar.planning.kinds import (
@@ -16,10 +12,8 @@ from autopar.planning.kinds import (
     taken_in,
 )
 from autopar.planning.layered import Layered
-from autopar.planning.loose import Alike, Loose
 from autopar.planning.price import SlotKey
-from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot
-from autopar.planning.relaxed import WHOLE, base_rows, choice_rows
+from autopar.planning.problem import Choice, Edge, PlanningProblem, Slot
 
 
 def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
@@ -48,29 +42,6 @@ def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
         base.resident_bytes + pricer.prices.overhead_bytes(),
         layered.covers(),
     )
-
-
-def whole_loose(layered: Layered, limit_bytes: int) -> Loose:
-    """The same as the relaxation sees it, for what needs no more."""
-    pricer, times = layered.pricer, layered.pricer.setting.microbatches
-    inside_s = inside_seconds(pricer, "")
-    late_s = layered.skeleton_late()
-    every = []
-    for key in layered.skeleton:
-        slot = _skeleton_slot(layered, key, inside_s[key], late_s[key[1]])
-        every.append(Alike(1, (choice_rows(slot.choices, WHOLE),), 0, 1.0))
-    counts = Counter(map(id, layered.kinds.values()))
-    for k, kind in enumerate({id(kind): kind for kind in layered.kinds.values()}.values()):
-        costs, count = kind.columns.costs, counts[id(kind)]
-        rows = np.zeros((len(costs), 5))
-        rows[:, loose.SECONDS] = times * costs[:, EACH_S] + costs[:, ONCE_S]
-        rows[:, loose.RESIDENT] = costs[:, RESIDENT] + costs[:, HELD]
-        rows[:, loose.TRANSIENT] = costs[:, TRANSIENT]
-        every.append(Alike(count, ({0: rows},), k + 1, 1.0 / count))
-    base = pricer.base()
-    size = base.resident_bytes + pricer.prices.overhead_bytes()
-    start = base_rows((Share(0, base.seconds, 0.0, size),), WHOLE)
-    return Loose(limit_bytes, WHOLE, tuple(every), start)
 
 
 def _choices(kind: Kind, times: int) -> Iterator[Choice]:
