@@ -64,9 +64,9 @@ def compile(
     that are installed. `pin` fixes axes ("dp": 2), "microbatches", strategies (True, False, or
     options) and, under "layers", strategies by glob of module names; `forbid` names strategies or
     axes. `memory_fraction` of the device's memory may be used. Planning stops at a relative `gap`
-    or, with the best plan so far, after `time_limit_s` (once there is one; no run of the solver
-    takes longer either; without pins it is then made to be no slower than the recipe's): the
-    certificate has the gap that is left. `solver`: "highs" or "cbc" (comes with PuLP; several times
+    or, with the best plan so far, after about `time_limit_s` (once there is one; without pins it is
+    no slower than the recipe's, which takes up to half of that time): the certificate has the gap
+    that is left. `solver`: "highs" or "cbc" (comes with PuLP; several times
     slower). `progress`: a line on stderr while it plans, where that is a terminal.
 
     Under torchrun rank 0 plans for all; every rank must call. Errors: AutoparError (and its

@@ -54,5 +54,9 @@ class InfeasibleError(AutoparError):
         return type(self), (str(self), self.short_bytes, None, self.smallest)
 
 
+class OutOfTimeError(AutoparError):
+    """A time limit was over before there was a plan, or a proof that there is none."""
+
+
 class OpaqueWarning(UserWarning):
     """Part of a model can't be analysed: it is only replicated, or not even split by samples."""

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
-from autopar.planning import ilp
-from autopar.planning.ilp import evaluate, solve, undominated
+from autopar.planning import sieve
+from autopar.planning.evaluate import evaluate
+from autopar.planning.ilp import solve, undominated
 from autopar.planning.problem import (
     Choice,
     Cover,
@@ -311,7 +312,7 @@ def test_bytes_hidden_by_a_tolerance_are_taken_off(monkeypatch: pytest.MonkeyPat
     def loose(rows: Rows, headroom_bytes: int) -> None:
         limit_memory(rows, headroom_bytes + 2**24)
 
-    monkeypatch.setattr(ilp, "limit_memory", loose)
+    monkeypatch.setattr(sieve, "limit_memory", loose)
     found = solve(problem)
     assert isinstance(found, Solution) and isinstance(honest, Solution)
     assert found.memory_bytes <= problem.limit_bytes

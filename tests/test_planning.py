@@ -21,7 +21,7 @@ from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.account import account, books_by_stage, program_effects
 from autopar.planning.books import one_call
-from autopar.planning.ilp import evaluate
+from autopar.planning.evaluate import evaluate
 from autopar.planning.joined import Late, empty_call, late_rates, whole_calls
 from autopar.planning.layered import Layered
 from autopar.planning.meshes import axes_in_order, settings

@@ -14,7 +14,8 @@ from functools import cache
 import pytest
 from test_stage_problem import stages_of
 
-from autopar.planning.ilp import evaluate, solve
+from autopar.planning.evaluate import evaluate
+from autopar.planning.ilp import solve
 from autopar.planning.problem import (
     Choice,
     Edge,

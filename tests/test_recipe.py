@@ -11,10 +11,14 @@ from moe import grouped
 import autopar
 from autopar import AutoparError, InfeasibleError
 from autopar.cluster import resolve_cluster
-from autopar.planning.limited import not_slower_than_recipe
+from autopar.errors import OutOfTimeError
+from autopar.plan import Plan
+from autopar.planning import limited
+from autopar.planning.limited import faster, plan_in_time
 from autopar.planning.pins import read_pins
 from autopar.planning.recipe import levels, plan_by_recipe, step_text, uneven_stages
 from autopar.planning.request import Request, make_plan
+from autopar.planning.watch import Watch
 
 
 @pytest.fixture(scope="module")
@@ -190,16 +194,30 @@ def test_a_search_that_ran_out_of_time_gives_no_slower_plan_than_the_recipe(
         slow.certificate, bound_s=bound_s, gap=1 - bound_s / slow.predicted.step_s, candidates=77
     )
     found = replace(slow, certificate=proven)
-    limited = replace(free, options=replace(free.options, time_limit_s=60.0))
-    better = not_slower_than_recipe(limited, found)
+    better = faster(found, recipe)
     assert (better.axes, better.regions) == (recipe.axes, recipe.regions)
     assert better.predicted == recipe.predicted
     assert better.certificate.gap == pytest.approx(0.5) and better.certificate.candidates == 77
-    assert any("ran out of time" in note for note in better.assumptions)
-    pinned = replace(limited, pins=read_pins({"tp": 4}, (), free.strategies))
-    assert not_slower_than_recipe(pinned, found) is found
-    assert not_slower_than_recipe(free, found) is found
-    assert not_slower_than_recipe(limited, better) is better
+    assert any("time limit" in note for note in better.assumptions)
+    assert faster(better, recipe) is better and faster(recipe, found) is recipe
+
+
+def test_where_the_search_has_no_time_the_recipe_stands(compiled: autopar.Compiled) -> None:
+    """Unless something is pinned, which the recipe doesn't know of."""
+    free = request_of(compiled, pins=read_pins(None, (), request_of(compiled).strategies))
+    recipe = plan_by_recipe(free)
+
+    def without_time(request: Request, watch: Watch) -> Plan:
+        raise OutOfTimeError("too short")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limited, "plan_or_explain", without_time)
+        options = replace(free.options, time_limit_s=60.0)
+        found = plan_in_time(replace(free, options=options))
+        assert (found.axes, found.predicted) == (recipe.axes, recipe.predicted)
+        pinned = read_pins({"tp": 4}, (), free.strategies)
+        with pytest.raises(OutOfTimeError):
+            plan_in_time(replace(free, options=options, pins=pinned))
 
 
 def test_stages_that_nobody_would_have_so_are_no_step_of_the_recipe(

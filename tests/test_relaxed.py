@@ -8,8 +8,9 @@ import pytest
 from test_ilp import SOLVERS, brute_force, random_problem
 from test_stage_problem import drawn
 
-from autopar.planning import ilp, loose
-from autopar.planning.ilp import evaluate, solve
+from autopar.planning import loose, sieve
+from autopar.planning.evaluate import evaluate
+from autopar.planning.ilp import solve
 from autopar.planning.loose import least_bytes_of
 from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.relaxed import alike_slots as alike
@@ -61,7 +62,7 @@ def test_least_bytes() -> None:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_sieve(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Solved from few choices at first, the answers are the same."""
-    monkeypatch.setattr(ilp, "SMALL", 0)
+    monkeypatch.setattr(sieve, "SMALL", 0)
     for seed in range(20):
         expected = brute_force(seed)
         found = solve(random_problem(seed), solver=solver, gap=1e-9)

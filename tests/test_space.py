@@ -1,9 +1,7 @@
 """Bounds of settings that nothing was priced of yet: prices are subadditive, or refused."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -19,6 +17,7 @@ from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
 from autopar.layouts.state_ratio import StateRatio
 from autopar.planning import search as search_module
+from autopar.planning.deadline import Deadline
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import read_pins
 from autopar.planning.search import search
@@ -136,8 +135,7 @@ def test_without_time_one_setting_goes_all_the_way_to_an_answer(
     """Others aren't looked at: each look takes it a step further, or says that nothing of it
     fits."""
     whole, looks = space(select_cost_models(), spec=GPU), 0
-    clock = itertools.chain([0.0], itertools.repeat(101.0))
-    monkeypatch.setattr(search_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(search_module, "after", lambda _: Deadline(0.0))
 
     def watch(progress: Progress) -> None:
         nonlocal looks

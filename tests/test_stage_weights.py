@@ -15,7 +15,7 @@ from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.stages import make_cut
 from autopar.planning.account import books_by_stage, spent_in_step, step_seconds
 from autopar.planning.anywhere import even_counts
-from autopar.planning.ilp import evaluate
+from autopar.planning.evaluate import evaluate
 from autopar.planning.layered import Layered
 from autopar.planning.space import Unopened
 from autopar.planning.stage_price import StagePricer

@@ -1,10 +1,11 @@
-"""A search that ran out of time is held against the practitioner's recipe: with a limit, too, no
-plan is slower than what a rule of thumb gives."""
+"""A search with a time limit is held against the practitioner's recipe, which takes a part of that
+time: with a limit, too, no plan is slower than what a rule of thumb gives."""
 
 from dataclasses import replace
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, OutOfTimeError
 from autopar.plan import Plan
+from autopar.planning.deadline import after
 from autopar.planning.infeasible import plan_or_explain
 from autopar.planning.pins import Pins
 from autopar.planning.recipe import plan_by_recipe
@@ -12,32 +13,54 @@ from autopar.planning.request import Request
 from autopar.planning.watch import Watch, unwatched
 
 NOTHING_PINNED = Pins({}, None, {}, ())
+LEAST = 0.5
+"""The share of a time limit that is the search's, however long the recipe takes."""
+STEPS = 4
+"""Of what is left the recipe gives its steps, each, so much: the last fits, those before often
+don't."""
 
 
 def plan_in_time(request: Request, watch: Watch = unwatched) -> Plan:
-    """The plan of a request; where time ran out, not slower than the recipe's. Errors: those of
-    `plan_or_explain`."""
-    return not_slower_than_recipe(request, plan_or_explain(request, watch), watch)
+    """The plan of a request; with a time limit, not slower than the recipe's, which is made first.
+    The recipe knows no pins: of a request with pins the search's plan stands.
 
-
-def not_slower_than_recipe(request: Request, plan: Plan, watch: Watch = unwatched) -> Plan:
-    """The plan of a search with a time limit, or the recipe's, if time ran out and that one is
-    faster: with what the search proved. The recipe knows no pins, so that of a request with pins
-    the plan stands. It is made after the limit, one mesh at a time."""
-    options, proven = request.options, plan.certificate
-    ran_out = options.time_limit_s is not None and proven.gap > options.gap
-    if not ran_out or request.pins != NOTHING_PINNED:
-        return plan
+    Errors: those of `plan_or_explain`; OutOfTimeError where neither has a plan.
+    """
+    limit_s = request.options.time_limit_s
+    if limit_s is None or request.pins != NOTHING_PINNED:
+        return plan_or_explain(request, watch)
+    deadline = after(limit_s)
+    recipe = _by_recipe(request, watch)
+    left_s = deadline.at_least(LEAST * limit_s).left_s
+    options = replace(request.options, time_limit_s=left_s)
     try:
-        recipe = plan_by_recipe(request, watch=watch)
+        plan = plan_or_explain(replace(request, options=options), watch)
+    except OutOfTimeError:
+        if recipe is None:
+            raise
+        return recipe
+    return plan if recipe is None else faster(plan, recipe)
+
+
+def _by_recipe(request: Request, watch: Watch) -> Plan | None:
+    limit_s = request.options.time_limit_s
+    assert limit_s is not None
+    share_s = limit_s * (1 - LEAST)
+    own = replace(request, options=replace(request.options, time_limit_s=share_s / STEPS))
+    try:
+        return plan_by_recipe(own, watch=watch, deadline=after(share_s))
     except AutoparError:
-        return plan  # by the recipe nothing fits, or can run
-    step_s = recipe.predicted.step_s
+        return None  # by the recipe nothing fits, or can run: the search may know better
+
+
+def faster(plan: Plan, recipe: Plan) -> Plan:
+    """The plan of a search, or the recipe's, if that one is faster, with what the search proved."""
+    step_s, proven = recipe.predicted.step_s, plan.certificate
     if step_s >= plan.predicted.step_s:
         return plan
     gap = max(0.0, 1.0 - proven.bound_s / step_s)
     certificate = replace(proven, objective_s=step_s, gap=gap, difference_s=0.0)
-    note = f"the search ran out of time at {plan.predicted.step_s:.4g} s a step"
+    note = f"the search, with its time limit, came to {plan.predicted.step_s:.4g} s a step"
     return replace(
         recipe,
         certificate=certificate,

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autopar.errors import AutoparError, InfeasibleError
+from autopar.errors import AutoparError, InfeasibleError, OutOfTimeError
 from autopar.graph.model_graph import ModelGraph
 from autopar.plan import Plan
+from autopar.planning.deadline import NEVER, Deadline
 from autopar.planning.meshes import axes_in_order
 from autopar.planning.pins import read_pins
 from autopar.planning.reprice import unproven
@@ -31,20 +32,27 @@ Lane = tuple[Step, ...]
 """Steps of which the first that fits is taken."""
 
 
-def plan_by_recipe(request: Request, forbid: Iterable[str] = (), watch: Watch = unwatched) -> Plan:
+def plan_by_recipe(
+    request: Request,
+    forbid: Iterable[str] = (),
+    watch: Watch = unwatched,
+    deadline: Deadline = NEVER,
+) -> Plan:
     """The plan of the first level of the recipe on which something fits: of its lanes, the fastest.
     The request's own pins are left aside; no step has what `forbid` names.
 
     Errors: InfeasibleError where no step fits (short by how much), AutoparError where none can run
-    (with each reason).
+    (with each reason), OutOfTimeError where the deadline came before a step that fits.
     """
     barred = tuple(forbid)
     short: list[tuple[int, str]] = []
     refused: list[str] = []
     for level in levels(request):
-        fit = []
+        fit: list[Plan] = []
         for lane in level:
             for step in lane:
+                if deadline.is_over and not fit:
+                    raise OutOfTimeError("the recipe ran out of time before a step that fits")
                 outcome = _tried(request, step, barred, watch)
                 if isinstance(outcome, Plan):
                     fit.append(outcome)

@@ -3,13 +3,13 @@
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import ClusterSpec
-from autopar.errors import AutoparError, InfeasibleError
+from autopar.errors import AutoparError, InfeasibleError, OutOfTimeError
 from autopar.layouts.layout import Setting
+from autopar.planning.deadline import NEVER, Deadline, after
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import Pins
 from autopar.planning.prices import Prices
@@ -66,16 +66,15 @@ def search(space: Space, watch: Watch = unwatched) -> Found:
     Errors: AutoparError where no mesh is legal (with each reason), InfeasibleError where nothing
     fits into memory (short by how much).
     """
-    state = _State(space)
+    limit_s = space.options.time_limit_s
+    state = _State(space, after(limit_s))
+    half = after(None if limit_s is None else limit_s / 2)
     for one in space.settings():
         state.add(one)
-    limit_s = math.inf if space.options.time_limit_s is None else space.options.time_limit_s
-    start_s = time.monotonic()
     while state.queue:
-        took_s = time.monotonic() - start_s
-        if state.best is None and took_s > limit_s / 2:
+        if state.best is None and half.is_over:
             state.hurry(watch)
-        elif took_s <= limit_s:
+        elif not state.deadline.is_over:
             state.look_at_next(watch)
         else:
             state.give_up()
@@ -107,6 +106,7 @@ class _State:
     than the gap. `unfit`: what doesn't fit, while nothing does."""
 
     space: Space
+    deadline: Deadline = NEVER
     queue: list[Entry] = field(default_factory=list)
     places: Iterator[int] = field(default_factory=itertools.count)
     best: Tried | None = None
@@ -208,7 +208,10 @@ class _State:
             self.add(more)
 
     def _settle(self, one: Tried) -> None:
-        done = settle(one, self.options, self.best_s)
+        deadline, limit_s = self.deadline, self.options.time_limit_s
+        if self.best is None and limit_s is not None:
+            deadline = deadline.at_least(limit_s / 2)  # there must be a plan
+        done = settle(one, self.options, self.best_s, deadline)
         if done.step_s < self.best_s:
             self.best = done
         weights = sharper(done, self.options) if done.bound_s < self.worth_s else None
@@ -249,6 +252,12 @@ def _nothing_legal(cluster: ClusterSpec, pins: Pins, dropped: Sequence[Dropped])
 
 def _nothing_fits(tried: Sequence[Tried], options: SearchOptions) -> AutoparError:
     """The smallest program of all settings: those that may need least are looked at first."""
+    unknown = sum(one.result is None for one in tried)
+    if unknown:
+        return OutOfTimeError(
+            f"{options.time_limit_s} s were too short: whether anything fits is open on {unknown} "
+            f"of {len(tried)} settings. Raise time_limit_s"
+        )
     limit_bytes = options.limit_bytes
     short: list[tuple[int, Tried]] = []
     queue = [
@@ -256,13 +265,20 @@ def _nothing_fits(tried: Sequence[Tried], options: SearchOptions) -> AutoparErro
         for i, t in enumerate(tried)
         if isinstance(t.result, Infeasible) and not t.result.impossible
     ]
+    ran_out: OutOfTimeError | None = None
     for at_least, _, each in sorted(queue, key=lambda entry: entry[:2]):
         if short and at_least >= min(size for size, _ in short):
             break
-        done = shortage(each, options)
+        try:
+            done = shortage(each, options)
+        except OutOfTimeError as error:
+            ran_out = ran_out or error
+            continue
         assert isinstance(done.result, Infeasible)
         if not done.result.impossible:
             short.append((done.result.short_bytes, done))
+    if not short and ran_out is not None:
+        return ran_out
     if not short:
         return AutoparError("no choice of layouts is possible on any mesh")
     least, one = min(short, key=lambda pair: pair[0])

@@ -3,10 +3,12 @@
 import math
 from dataclasses import replace
 
+from autopar.errors import OutOfTimeError
 from autopar.layouts.stages import Cut, make_cut
 from autopar.planning.account import books_by_stage, spent_in_step, step_seconds
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.cuts import cuts, every_cut, roomier
+from autopar.planning.deadline import NEVER, Deadline
 from autopar.planning.ilp import solve
 from autopar.planning.layered import Layered
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
@@ -15,9 +17,11 @@ from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Answer, SearchOptions, Tried
 
 
-def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
+def settle(
+    tried: Tried, options: SearchOptions, best_s: float, deadline: Deadline = NEVER
+) -> Tried:
     """The setting with its answer by its weights, if one is faster than `best_s`, and a bound that
-    holds for every program of it."""
+    holds for every program of it. Cuts that there is no time for keep the bound that they have."""
     if tried.problem is not None:
         queue: list[tuple[float, Cut | None]] = [(tried.bound_s, None)]
         rest_s = math.inf
@@ -31,18 +35,17 @@ def settle(tried: Tried, options: SearchOptions, best_s: float) -> Tried:
         bound_s, cut = queue.pop(0)
         low_s = max(tried.bound_s, bound_s)
         worth_s = min(best_s, tried.step_s) * (1 - options.gap)
-        if low_s >= worth_s:
+        if low_s >= worth_s or (deadline.is_over and len(bounds_s) > 1):
             bounds_s.append(low_s)
             break  # those that follow have no lower bounds
         # The first time the weights are a guess: half the gap is for what they don't see.
         gap = options.gap / 2 if tried.seen else options.gap
-        mine = replace(options, gap=gap)
-        if cut is None:
-            assert tried.problem is not None
-            layered = tried.layered
-            found = _solved(tried.problem, tried.low, mine, worth_s, proves)
-        else:
+        mine = replace(options, gap=gap, time_limit_s=deadline.left_s)
+        try:
             layered, found = _of_cut(tried, cut, mine, worth_s, proves)
+        except OutOfTimeError:
+            bounds_s.append(low_s)
+            continue
         if isinstance(found, Infeasible):
             fits = not found.impossible and found.short_bytes == 0
             bounds_s.append(max(low_s, worth_s) if fits else math.inf)
@@ -68,13 +71,17 @@ WIDTH = 1e-3
 
 
 def _of_cut(
-    tried: Tried, cut: Cut, options: SearchOptions, worth_s: float, proves: bool
+    tried: Tried, cut: Cut | None, options: SearchOptions, worth_s: float, proves: bool
 ) -> tuple[Layered, Solution | Infeasible]:
-    """The best program of a cut, and the layers whose columns its choices are: first of those that
-    may have a part in a program that is little slower than the bound. Where other cuts have no
-    bound of their own, and nothing can be proven (not `proves`), a few stand for all."""
+    """The best program of a cut (None: without stages), and the layers whose columns its choices
+    are: first of those that may have a part in a program that is little slower than the bound.
+    Where other cuts have no bound of their own, and nothing can be proven (not `proves`), a few
+    stand for all. Errors: OutOfTimeError."""
     anywhere = tried.anywhere
-    assert anywhere is not None
+    if cut is None or anywhere is None:
+        assert tried.problem is not None
+        found = _solved(tried.problem, tried.low, options, worth_s, proves)
+        return tried.layered, found
     if proves:
         layered, others_s = anywhere.narrowed(WIDTH * tried.bound_s, options.solver)
     else:
