@@ -30,9 +30,10 @@ from autopar.planning.loose import (
     Alike,
     Everywhere,
     Loose,
+    Multipliers,
     least_bytes_of,
 )
-from autopar.planning.multipliers import bound
+from autopar.planning.multipliers import Bound, bound, bound_by
 from autopar.planning.price import LayoutRow
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Stages
@@ -60,8 +61,8 @@ class Anywhere:
 
     layered: Layered
     limit_bytes: int
-    known: dict[str, tuple[float, list[list[Floats]]]] = field(default_factory=dict)
-    """By solver, the bound and what each choice weighs."""
+    known: dict[str, Bound | None] = field(default_factory=dict)
+    """By solver, what multipliers prove; None where no cut fits."""
 
     @property
     def schedule(self) -> Schedule:
@@ -77,27 +78,37 @@ class Anywhere:
 
     def bound(self, solver: str) -> float:
         """Seconds that no cut beats; inf where nothing fits."""
-        return max(self._relaxed(solver)[0], self._step_at_least())
+        found = self.relaxed(solver)
+        return np.inf if found is None else max(found.seconds, self._step_at_least())
 
-    def _relaxed(self, solver: str) -> tuple[float, list[list[Floats]]]:
-        """The bound by multipliers, and what each choice weighs by them."""
+    def relaxed(self, solver: str) -> Bound | None:
+        """What multipliers prove; None where no cut fits."""
         if solver not in self.known:
-            loose = self._loose()
+            loose = self.loose()
             fits = np.isfinite(loose.least_slowest_s)
-            self.known[solver] = bound(loose, solver) if fits else (np.inf, [])
+            self.known[solver] = bound(loose, solver) if fits else None
         return self.known[solver]
+
+    def bound_by(self, known: Mapping[Hashable, Multipliers]) -> float:
+        """As `bound`, but at once, by the multipliers of a setting of the same form, where they are
+        known."""
+        loose = self.loose()
+        if not np.isfinite(loose.least_slowest_s):
+            return np.inf
+        found = known.get(loose.form)
+        return max(bound_by(loose, found) if found else 0.0, self._step_at_least())
 
     def narrowed(self, width_s: float, solver: str) -> tuple[Layered, float]:
         """The layers without columns that no program has which is less than `width_s` above a
         bound, wherever it is cut; and what all others take at least."""
-        bound_s, weights = self._relaxed(solver)
-        kinds = self._every
+        found, kinds = self.relaxed(solver), self._every
+        assert found is not None
         kept = {}
-        for kind, by_part in zip(kinds, weights[len(weights) - len(kinds) :], strict=True):
+        for kind, by_part in zip(kinds, found.weights[-len(kinds) :], strict=True):
             least_s = np.min([row.min() for row in by_part])
             near = np.min(by_part, axis=0) - least_s <= width_s
             kept[id(kind)] = kind.only(np.flatnonzero(near))
-        return self.layered.with_kinds(kept), bound_s + width_s
+        return self.layered.with_kinds(kept), found.seconds + width_s
 
     def _step_at_least(self) -> float:
         """What the stage takes for a step that takes most, and the others beside it: since late ≥
@@ -131,7 +142,7 @@ class Anywhere:
 
     def least_bytes(self) -> int:
         """No program needs less."""
-        worst = float(least_bytes_of(self._loose()))
+        worst = float(least_bytes_of(self.loose()))
         fullest = np.full(len(self.layered.kinds) + 1, np.inf)
         fullest[0] = -np.inf
         for over in self.spans.over_bytes if self.schedule.brief.chunks == 1 else ():
@@ -140,7 +151,8 @@ class Anywhere:
             worst = max(worst, self.limit_bytes + float(fullest[-1]))
         return int(worst)
 
-    def _loose(self) -> Loose:
+    def loose(self) -> Loose:
+        """The problem before layers are cut, as multipliers see it."""
         every = [*self._skeleton]
         kinds: dict[int, list[Kind]] = {}
         for kind in self.layered.kinds.values():

@@ -79,6 +79,11 @@ class Loose:
     least_slowest_s: float = 0.0
     spread: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def form(self) -> Hashable:
+        """What problems have in common for which the same multipliers may be tried."""
+        return _form(self.stages.in_flight, _moments(self.every), len(self.spread))
+
     def part_of(self, one: Alike, option: int) -> int | None:
         """The part that an option lies in, of a slot that may lie in any."""
         return option if self.spread and len(one.options) == len(self.spread) else None
@@ -99,13 +104,27 @@ class Multipliers:
     least: Floats
     most: Floats
 
+    @property
+    def form(self) -> Hashable:
+        """That of the problems for which they may be tried."""
+        return _form(self.memory, self.moments.shape[1], len(self.least))
+
+
+def _form(in_flight: Sequence[Sequence[object] | Floats], moments: int, parts: int) -> Hashable:
+    return tuple(map(len, in_flight)), moments, parts
+
+
+def _moments(every: Sequence[Alike]) -> int:
+    """How many rows of transient bytes a stage has."""
+    return 1 + max([one.moment for one in every], default=0)
+
 
 def without_memory(loose: Loose) -> Multipliers:
     """Multipliers by which memory doesn't count and every stage is as slow as the slowest."""
     count = len(loose.stages.in_flight)
     even, parts = np.full(count, 1.0 / count), np.zeros(len(loose.spread))
     memory = tuple(np.zeros(len(counts)) for counts in loose.stages.in_flight)
-    moments = np.zeros((count, 1 + max([one.moment for one in loose.every], default=0)))
+    moments = np.zeros((count, _moments(loose.every)))
     return Multipliers(loose.stages.per_stage, even, 0.0, even, memory, moments, parts, parts)
 
 

@@ -3,7 +3,7 @@ its columns generated. Those that the multipliers so far price lowest are added 
 stands (Dantzig and Wolfe 1960). Rounding in multipliers costs sharpness, never validity."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,19 +32,37 @@ SLACK = 1e-6
 """Of the limit: no solver's tolerance may say that nothing fits where something does."""
 
 
-def bound(loose: Loose, solver: str) -> tuple[float, list[list[Floats]]]:
-    """The bound in seconds (inf where nothing fits), and every choice's weight."""
+@dataclass(frozen=True)
+class Bound:
+    """Of a problem `seconds` that no solution beats (inf where nothing fits), what every choice
+    weighs, and the multipliers that say so."""
+
+    seconds: float
+    weights: list[list[Floats]]
+    by: Multipliers
+
+
+def bound(loose: Loose, solver: str) -> Bound:
+    """The best bound."""
     exact, coarse = coarser(loose)
     best, over = _generated(coarse, solver)
     if over is not None and (exact is coarse or priced(exact, over)[0] > 0):
-        return np.inf, [
+        none = [
             [np.zeros(0 if isinstance(one.options, Everywhere) else len(any_of(one.options[0])))]
             for one in loose.every
         ]
-    found = [priced(exact, best)]
+        return Bound(np.inf, none, over)
+    found = [Bound(*priced(exact, best), best)]
     if exact is not coarse:
-        found.append(priced(exact, without_memory(exact)))
-    return max(found, key=lambda pair: pair[0])
+        plain = without_memory(exact)
+        found.append(Bound(*priced(exact, plain), plain))
+    return max(found, key=lambda one: one.seconds)
+
+
+def bound_by(loose: Loose, found: Multipliers) -> float:
+    """The bound by the multipliers of another problem of the same form: not the best, but at
+    once."""
+    return priced(loose, replace(found, every=loose.stages.per_stage))[0]
 
 
 def _generated(loose: Loose, solver: str) -> tuple[Multipliers, Multipliers | None]:

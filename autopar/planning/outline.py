@@ -21,6 +21,7 @@ from autopar.mesh import Mesh, Split, split_size
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
+from autopar.planning.loose import Multipliers
 from autopar.planning.outline_params import ParamFronts
 from autopar.planning.pins import Pins
 from autopar.planning.plain_axes import candidates_of, without
@@ -49,6 +50,8 @@ class Outlines:
     least: list[tuple[float, Mesh, int]] = field(default_factory=list)
     """The most first: seconds of a batch at least, of all ranks of an outline together; its mesh
     and microbatches."""
+    multipliers: dict[Hashable, Multipliers] = field(default_factory=dict)
+    """By form of a setting, those of the last that was bounded."""
     whole: set[Mesh] = field(default_factory=set)
     """The meshes on which the whole batch in one microbatch is priced."""
     ways: dict[Mesh, frozenset[Hashable]] = field(default_factory=dict)
@@ -144,8 +147,22 @@ class Outlines:
             size = self._plain_size(setting)
             whole = self._with_params(pricer, setting, size)
             return relaxed(whole_problem(whole, limit_bytes), solver).bound_s / size
-        staged = self._with_params(self._staged(pricer, setting), setting)
-        return Anywhere(staged, limit_bytes).bound(solver)
+        anywhere = self._anywhere(pricer, setting, limit_bytes)
+        bound_s, found = anywhere.bound(solver), anywhere.relaxed(solver)
+        if found is not None:
+            self.multipliers[found.by.form] = found.by
+        return bound_s
+
+    def rough_s(self, setting: Setting, limit_bytes: int) -> float:
+        """As `bound_s`, at once: by the multipliers of the last setting with as many parts (0 where
+        there was none)."""
+        pricer = self.priced[self.of(setting)]
+        if pricer is None or setting.schedule is None:
+            return 0.0
+        return self._anywhere(pricer, setting, limit_bytes).bound_by(self.multipliers)
+
+    def _anywhere(self, pricer: Pricer, setting: Setting, limit_bytes: int) -> Anywhere:
+        return Anywhere(self._with_params(self._staged(pricer, setting), setting), limit_bytes)
 
     def _with_params(self, pricer: Pricer, setting: Setting, steps: int = 1) -> Layered:
         """An outline's layers beside what their parameters come to under a setting, which pays so

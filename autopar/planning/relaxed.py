@@ -44,12 +44,12 @@ def relaxed(problem: PlanningProblem, solver: str) -> Relaxed:
     """The bound and the excesses of a problem's choices."""
     groups = alike_slots(problem)
     loose = loosened(problem, groups)
-    bound_s, weights = bound(loose, solver)
+    found = bound(loose, solver)
     excess: list[Floats] = [np.zeros(0)] * len(problem.slots)
-    for slots, weight in zip(groups.values(), weights, strict=True):
+    for slots, weight in zip(groups.values(), found.weights, strict=True):
         for s in slots:
             excess[s] = weight[0] - weight[0].min()
-    return Relaxed(bound_s, tuple(excess), np.isfinite(bound_s))
+    return Relaxed(found.seconds, tuple(excess), np.isfinite(found.seconds))
 
 
 def alike_slots(problem: PlanningProblem) -> dict[tuple[int, str], list[int]]:

@@ -15,7 +15,7 @@ from autopar.planning.pins import Pins
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible
 from autopar.planning.settle import settle
-from autopar.planning.space import ROUNDING, Space, Unopened
+from autopar.planning.space import OUTLINE, ROUNDING, Space, Unopened
 from autopar.planning.tried import (
     Answer,
     SearchOptions,
@@ -157,7 +157,7 @@ class _State:
             now_s = one.bound_s if one.is_relaxed else self.space.sharpened_s(one)
         if now_s == math.inf and self.best is None and isinstance(one, Unopened):
             # Nothing is left that may fit: each says by how much it doesn't.
-            self._look_closer(replace(one, bound_s=0.0, is_outlined=True))
+            self._look_closer(replace(one, bound_s=0.0, knows=OUTLINE))
         elif now_s >= self.worth_s:
             self._done(one, now_s)
         elif now_s > bound_s * (1 + ROUNDING):
@@ -168,7 +168,7 @@ class _State:
     def _look_closer(self, one: Unopened | Tried) -> None:
         """The next step on its way."""
         if isinstance(one, Unopened):
-            for more in self.space.open(one) if one.is_outlined else self.space.outline(one):
+            for more in self.space.open(one) if one.knows == OUTLINE else self.space.outline(one):
                 self.add(more)
         elif not one.is_relaxed:
             self._relax(one)
@@ -186,10 +186,9 @@ class _State:
     def _way(self, one: Unopened | Tried) -> int:
         """How many steps to an answer are done."""
         if isinstance(one, Tried):
-            return 6 if one.is_relaxed else 5
+            return OUTLINE + (4 if one.is_relaxed else 3)
         asked, outlines = one.asked, self.space.outlines
-        done = (outlines.is_begun(asked), outlines.is_priced(asked), one.has_params)
-        return 4 if one.is_outlined else sum(done)
+        return one.knows + outlines.is_begun(asked) + outlines.is_priced(asked)
 
     def give_up(self) -> None:
         """The time is over: what is left keeps its bound."""

@@ -43,6 +43,10 @@ from autopar.plugin import CostModel, Refusal, Schedule, Strategy
 ROUNDING = 1e-6
 
 
+NOTHING, PARAMS, ROUGHLY, OUTLINE = range(4)
+"""What a setting's bound knows of before it is opened: as much as all; what its parameters come
+to on its mesh; what its outline takes with its schedule and memory, by another setting's
+multipliers; by its own."""
 Priced = tuple[Outer, Pricer, LeastWork]
 """A setting's candidates, their prices, and what they take at least."""
 
@@ -55,10 +59,8 @@ class Unopened:
     asked: Setting
     scheduled: tuple[Setting, ...]
     bound_s: float = 0.0
-    has_params: bool = False
-    """Whether its bound knows what parameters come to at least on its mesh."""
-    is_outlined: bool = False
-    """Whether its bound knows what its outline takes with its schedules and memory."""
+    knows: int = NOTHING
+    """What its bound knows of."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,19 @@ class Space:
             yield unopened
             return
         limit_bytes, solver = self.options.limit_bytes, self.options.solver
-        if not unopened.has_params:
+        if unopened.knows < PARAMS:
             for one in unopened.scheduled:
                 bound_s = step_bound(one, (self._each_s(one) / one.microbatches, 0.0))
                 bound_s += self.outlines.params.floor_s(one, limit_bytes)
                 bound_s = max(bound_s, unopened.bound_s)
-                yield replace(unopened, scheduled=(one,), bound_s=bound_s, has_params=True)
+                yield replace(unopened, scheduled=(one,), bound_s=bound_s, knows=PARAMS)
             return
-        bound_s = self.outlines.bound_s(unopened.scheduled[0], limit_bytes, solver)
-        yield replace(unopened, bound_s=max(bound_s, self.bound_s(unopened)), is_outlined=True)
+        (one,), knows = unopened.scheduled, unopened.knows + 1
+        if knows == ROUGHLY:
+            bound_s = self.outlines.rough_s(one, limit_bytes)
+        else:
+            bound_s = self.outlines.bound_s(one, limit_bytes, solver)
+        yield replace(unopened, bound_s=max(bound_s, self.bound_s(unopened)), knows=knows)
 
     def _at_least(self, setting: Setting) -> LeastWork:
         """Seconds of a microbatch and of what is done once, of all stages, as far as is known."""
