@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autopar.planning.balanced import balanced
 from autopar.planning.chunks import Room, best_of, slowest_of_chunks
-from autopar.planning.loose import HELD, RESIDENT, SECONDS
+from autopar.planning.loose import HELD, RESIDENT, SECONDS, TRANSIENT
 
 STAGES, CHUNKS, COLUMNS = 2, 2, 3
 Case = tuple[list[int], list[NDArray[np.float64]], list[Room]]
@@ -29,10 +29,29 @@ def drawn(seed: int, kinds: int, tight: bool) -> Case:
         row[:, SECONDS] = sorted(rng.uniform(1.0, 8.0) for _ in range(COLUMNS))
         row[:, RESIDENT] = [rng.randint(0, 3) for _ in range(COLUMNS)]
         row[:, HELD] = sorted((rng.randint(1, 9) for _ in range(COLUMNS)), reverse=True)
+        row[:, TRANSIENT] = [rng.randint(0, 12) for _ in range(COLUMNS)]
         rows.append(row)
     free = rng.uniform(15.0, 45.0) if tight else 1e9
     in_flight = [np.array([rng.randint(1, 3) for _ in range(CHUNKS)], float) for _ in range(STAGES)]
-    return layers, rows, [Room(rng.uniform(0.0, 4.0), free, each) for each in in_flight]
+    moment = rng.random() < 0.5
+    own = [[beside(rng)] * rng.randint(0, 1) for _ in range(STAGES)]
+    return (
+        layers,
+        rows,
+        [
+            Room(rng.uniform(0.0, 4.0), free, each, skeleton, moment)
+            for each, skeleton in zip(in_flight, own, strict=True)
+        ],
+    )
+
+
+def beside(rng: random.Random) -> NDArray[np.float64]:
+    """Two choices of a region of the skeleton."""
+    row = np.zeros((2, HELD + CHUNKS))
+    row[:, SECONDS] = [1.0, rng.uniform(1.0, 6.0)]
+    row[:, RESIDENT] = [rng.randint(2, 9), 1.0]
+    row[:, HELD] = [1.0, 0.0]
+    return row
 
 
 def stage_s(case: Case, counts: tuple[int, ...], stage: int) -> float:
@@ -45,12 +64,18 @@ def stage_s(case: Case, counts: tuple[int, ...], stage: int) -> float:
         for layer in range(ends[part], ends[part + 1])
     ]
     room, best = rooms[stage], math.inf
+    own = [
+        (room.own_s + row[SECONDS], room.free_bytes - row[RESIDENT] - row[HELD:] @ room.in_flight)
+        for row in (room.skeleton[0] if room.skeleton else np.zeros((1, HELD + CHUNKS)))
+    ]
     for columns in itertools.product(range(COLUMNS), repeat=len(mine)):
         taken = [
             (row[c], room.in_flight[chunk]) for (row, chunk), c in zip(mine, columns, strict=True)
         ]
-        if sum(row[RESIDENT] + row[HELD] * held for row, held in taken) <= room.free_bytes:
-            best = min(best, room.own_s + sum(float(row[SECONDS]) for row, _ in taken))
+        need = sum(row[RESIDENT] + row[HELD] * held for row, held in taken)
+        need += max(row[TRANSIENT] for row, _ in taken) if room.counts_moment else 0.0
+        layers_s = sum(float(row[SECONDS]) for row, _ in taken)
+        best = min([best, *(own_s + layers_s for own_s, free in own if need <= free)])
     return best
 
 

@@ -44,7 +44,7 @@ from autopar.planning.region_effects import (
     unused_effects,
 )
 from autopar.planning.schedules import spread, stages_of
-from autopar.planning.spans import Beside, Spans, span_of, with_moment
+from autopar.planning.spans import Beside, Spans, counted_moment, span_of, with_moment
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
@@ -96,7 +96,7 @@ class Anywhere:
         if not np.isfinite(loose.least_slowest_s):
             return np.inf
         found = known.get(loose.form)
-        return max(bound_by(loose, found) if found else 0.0, self._step_at_least())
+        return self._step_at_least() if found is None else bound_by(loose, found)
 
     def narrowed(self, width_s: float, solver: str) -> tuple[Layered, float]:
         """The layers without columns that no program has which is less than `width_s` above a
@@ -160,7 +160,9 @@ class Anywhere:
         for k, same in enumerate(kinds.values()):
             rows = self._rows[id(same[0])]
             options = Everywhere(rows, self.schedule.brief.stages, self.schedule.brief.chunks)
-            every.append(Alike(len(same), options, k + 1, 1.0 / len(same)))
+            # The largest of those that a stage has is no less than their mean.
+            share = 1.0 / min(len(same), self._most_of_stage)
+            every.append(Alike(len(same), options, k + 1, share))
         slowest_s = self.slowest_at_least()
         return Loose(
             self.limit_bytes, self.stages, tuple(every), self._base, slowest_s, self.spread
@@ -173,6 +175,11 @@ class Anywhere:
         each = [float(self.spans.seconds[place]) for place in at]
         once = [float(self.spans.step_seconds[place]) for place in at]
         return self.stages.step_seconds(each, once)
+
+    @property
+    def _most_of_stage(self) -> int:
+        """So many layers a stage has at most."""
+        return sum(most for _, most in self.spread[:: self.schedule.brief.stages])
 
     @property
     def spread(self) -> tuple[tuple[int, int], ...]:
@@ -305,12 +312,22 @@ class Anywhere:
 
     def _rooms(self, each: float, once: float) -> list[Room]:
         found = []
-        for stage, own_s in enumerate(self._own_s(each, once)):
-            base = self._base[stage]
+        typical_bytes = float(np.concatenate([*self._rows.values()])[:, TRANSIENT].mean())
+        for stage, base in enumerate(self._base):
             counts = np.array(max(self.stages.in_flight[stage], key=sum), np.float64)
-            free = self.limit_bytes - float(base[RESIDENT] + base[TRANSIENT])
-            found.append(Room(own_s, free - float(base[HELD:] @ counts), counts))
+            own_s = float(each * base[SECONDS] + once * base[STEP])
+            free = self.limit_bytes - float(base[RESIDENT] + base[HELD:] @ counts)
+            # What is needed for a moment is the layers' or the skeleton's: the one that is likely
+            # to be larger counts.
+            moment, own = counted_moment(self._skeleton_rows(stage), typical_bytes)
+            skeleton = [_weighed(costs, each, once) for costs in own]
+            found.append(Room(own_s, free, counts, skeleton, counts_moment=moment > 0.0))
         return found
+
+    def _skeleton_rows(self, stage: int) -> list[Floats]:
+        """What the skeleton's regions may do on a stage."""
+        options = [costs.options[0] for costs in self._skeleton]
+        return [group[stage] for group in options if stage in group]
 
     @cached_property
     def _counts(self) -> Mapping[int, int]:
@@ -346,7 +363,7 @@ class Anywhere:
     def spans(self) -> Spans:
         """What each part takes and needs at least with every run of layers."""
         table, count = self.schedule.brief, len(self.layered.kinds)
-        base, skeleton = self._base, self._skeleton
+        base = self._base
         rows = [self._rows[key] for key in self._counts]
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
@@ -357,7 +374,7 @@ class Anywhere:
             some = whole & (last - first >= least) & (last - first <= most)
             stage = part % table.stages
             beside = Beside(
-                [costs.options[0][stage] for costs in skeleton if stage in costs.options[0]],
+                self._skeleton_rows(stage),
                 base[stage],
                 np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0),
                 part // table.stages,

@@ -57,31 +57,31 @@ def _slowness(loads: Floats) -> tuple[float, ...]:
 @dataclass(frozen=True, eq=False)
 class _Loads:
     """What stages take at least with the layers that a cut gives them. `before`: [layers before a
-    cut, kind], how many; `weights`: [stage, kind, multiplier of memory, part] of a layer; `free`:
-    [stage, multiplier] of the bytes that are free; `own_s`: by stage, beside layers."""
+    cut, kind], how many; `weights`: [stage, kind, multiplier of memory, part] of a layer;
+    `beside_s`: [stage, multiplier] of what there is beside layers."""
 
     before: Floats
     weights: Floats
-    free: Floats
-    own_s: Floats
+    beside_s: Floats
 
     def of(self, counts: NDArray[np.int64]) -> Floats:
         """Seconds of a microbatch by stage."""
         ends = np.concatenate([[0], np.cumsum(counts)])
         layers = self.before[ends[1:]] - self.before[ends[:-1]]
-        by_stage = layers.reshape(-1, len(self.own_s), layers.shape[1])  # [part, stage, kind]
+        by_stage = layers.reshape(-1, len(self.beside_s), layers.shape[1])  # [part, stage, kind]
         sums = np.einsum("psk,skmp->sm", by_stage, self.weights)
-        found: Floats = (sums - self.free).max(axis=1) + self.own_s
+        found: Floats = (sums + self.beside_s).max(axis=1)
         return found
 
 
 def _loads(kinds: Sequence[int], rows: Sequence[Floats], rooms: Sequence[Room]) -> _Loads:
     of_kind = np.array(kinds)[:, None] == np.arange(len(rows))
     before = np.concatenate([np.zeros((1, len(rows))), np.cumsum(of_kind, axis=0)])
+    layers = round(len(kinds) / len(rooms))
     multipliers = [multipliers_of(np.concatenate(rows), room) for room in rooms]
     weights = [
-        [least_layer(one, room, each)[0] for one in rows]
+        [least_layer(one, room, each, layers)[0] for one in rows]
         for room, each in zip(rooms, multipliers, strict=True)
     ]
-    free = np.array(multipliers) * np.array([room.free_bytes for room in rooms])[:, None]
-    return _Loads(before, np.array(weights), free, np.array([room.own_s for room in rooms]))
+    beside_s = [room.beside_s(each) for room, each in zip(rooms, multipliers, strict=True)]
+    return _Loads(before, np.array(weights), np.array(beside_s))

@@ -1,6 +1,7 @@
 """How long the slowest stage takes at least where each has several parts, which differ by one layer
 at most: layers don't divide, and those of one kind take longer than those of another."""
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,31 +9,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.planning.columns import pareto
-from autopar.planning.loose import HELD, RESIDENT, SECONDS
+from autopar.planning.loose import HELD, RESIDENT, SECONDS, TRANSIENT
 
 Floats = NDArray[np.float64]
 FACTORS = tuple(2.0**k for k in range(-8, 9))
 """Multipliers of memory that are tried, in mean seconds a byte."""
 FINE = tuple(2.0 ** (k / 8) for k in range(-64, 65))
 """The same for one stage as a whole, where they are cheap."""
+COARSE = 12
+"""Of these, every so manieth is tried first."""
 FEW = 4
 """So many kinds are taken apart into lighter and heavier ones in every way; more in the middle."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Room:
-    """A stage: seconds of a microbatch that it takes beside layers, bytes that are free for them,
-    and by part how many microbatches' activations it holds."""
+    """A stage: seconds of a microbatch that it takes whatever is chosen, bytes that are then free,
+    by part how many microbatches' activations it holds, and choices beside layers: the skeleton's
+    regions' on it, with what is held by part. `counts_moment`: whether what its layers need for a
+    moment is to be found in these bytes too, for one of them, which is no less than their mean."""
 
     own_s: float
     free_bytes: float
     in_flight: Floats
+    skeleton: Sequence[Floats] = ()
+    counts_moment: bool = False
+
+    def beside_s(self, multipliers: Floats) -> Floats:
+        """By multiplier of memory (seconds a byte), what it takes at least beside layers, less what
+        is free."""
+        total: Floats = self.own_s - multipliers * self.free_bytes
+        for costs in self.skeleton:
+            total = total + (costs[:, SECONDS] + multipliers[:, None] * self._sizes(costs)).min(-1)
+        return total
+
+    @property
+    def left_bytes(self) -> float:
+        """What is free for layers at most."""
+        return self.free_bytes - sum(float(self._sizes(costs).min()) for costs in self.skeleton)
+
+    def layer_bytes(self, rows: Floats, layers: int) -> Floats:
+        """[part, row]: what a layer's choices need on a stage with so many layers."""
+        moment = rows[:, TRANSIENT] / max(layers, 1) if self.counts_moment else 0.0
+        sizes: Floats = rows[:, RESIDENT] + moment + rows[:, HELD] * self.in_flight[:, None]
+        return sizes
+
+    def _sizes(self, costs: Floats) -> Floats:
+        sizes: Floats = costs[:, RESIDENT] + costs[:, HELD:] @ self.in_flight
+        return sizes
 
 
 def slowest_of_chunks(kinds: Sequence[int], rows: Sequence[Floats], rooms: Sequence[Room]) -> float:
     """Seconds that the slowest stage takes at least; inf where no way to give stages layers fits.
     `kinds`: by layer, in which of `rows` its choices are."""
-    rows = [row[pareto(row[:, [SECONDS, RESIDENT, HELD]])] for row in rows]
+    numbers = [SECONDS, RESIDENT, HELD, *([TRANSIENT] if rooms[0].counts_moment else [])]
+    rows = [row[pareto(row[:, numbers])] for row in rows]
     found = [_of_equal(np.concatenate(rows), len(kinds), rooms)]
     order = sorted(range(len(rows)), key=lambda kind: float(rows[kind][:, SECONDS].min()))
     for cut in range(1, len(order)) if len(order) <= FEW else (len(order) // 2,):
@@ -43,20 +74,47 @@ def slowest_of_chunks(kinds: Sequence[int], rows: Sequence[Floats], rooms: Seque
 
 
 def _of_equal(rows: Floats, count: int, rooms: Sequence[Room]) -> float:
-    """As if each layer could do what any other can."""
-    fewest, each = count // _parts(rooms), []
-    for room in rooms:
-        multipliers = multipliers_of(rows, room)
-        weights, sizes = least_layer(rows, room, multipliers)
-        least_s = _more(fewest, weights) - multipliers[:, None] * room.free_bytes
-        fits = _more(fewest, sizes) <= room.free_bytes
-        each.append(np.where(fits, least_s.max(axis=0) + room.own_s, np.inf))
-    least = fewest * len(rooms[0].in_flight)
-    for slowest in sorted({float(x) for row in each for x in row if np.isfinite(x)}):
-        most = [int((row <= slowest).sum()) - 1 for row in each]
-        if min(most) >= 0 and sum(least + more for more in most) >= count:
-            return slowest
-    return np.inf
+    """As if each layer could do what any other can. Each further layer goes where the stage would
+    be fastest with it: with one layer less no stage takes longer."""
+    fewest, chunks = count // _parts(rooms), len(rooms[0].in_flight)
+    least = fewest * chunks
+    now = [_of_count(rows, room, fewest, least) for room in rooms]
+    queue = [
+        (_of_count(rows, room, fewest, least + 1), i, least + 1) for i, room in enumerate(rooms)
+    ]
+    heapq.heapify(queue)
+    slowest = max(now)
+    for _ in range(count - least * len(rooms)):
+        after, i, layers = heapq.heappop(queue)
+        slowest = max(slowest, after)
+        if slowest == np.inf:
+            break
+        if layers < least + chunks:
+            more = _of_count(rows, rooms[i], fewest, layers + 1)
+            heapq.heappush(queue, (more, i, layers + 1))
+    return slowest
+
+
+def _of_count(rows: Floats, room: Room, fewest: int, layers: int) -> float:
+    """Seconds that a stage takes at least with so many layers; inf where they don't fit."""
+    every, more = multipliers_of(rows, room), layers - fewest * len(room.in_flight)
+
+    def least_s(multipliers: Floats) -> Floats:
+        weights, _ = least_layer(rows, room, multipliers, layers)
+        found: Floats = _more(fewest, weights)[:, more] + room.beside_s(multipliers)
+        return found
+
+    if _more(fewest, room.layer_bytes(rows, layers).min(axis=-1))[more] > room.left_bytes:
+        return np.inf
+    # A sum of least values is concave in the multiplier: the best lies beside the best of a few.
+    best = int(least_s(every[::COARSE]).argmax()) * COARSE
+    return float(least_s(every[max(best - COARSE, 0) : best + COARSE + 1]).max())
+
+
+def _rising(each: Floats) -> Floats:
+    """With no more than any that follows has along the last dim: fewer layers never take longer."""
+    found: Floats = np.minimum.accumulate(each[..., ::-1], axis=-1)[..., ::-1]
+    return found
 
 
 def _parts(rooms: Sequence[Room]) -> int:
@@ -100,16 +158,27 @@ def _most_light(are_light: NDArray[np.bool_], stages: int, parts: int) -> list[i
 def _of_stage(light: Floats, heavy: Floats, room: Room, fewest: int) -> Floats:
     """[lighter, heavier]: seconds that a stage takes at least with so many of each; inf where they
     don't fit, or parts have no place for them."""
+    chunks = len(room.in_flight)
+    number = np.arange((fewest + 1) * chunks + 1)
+    layers = number[:, None] + number[None, :]
+    found = np.full(layers.shape, np.inf)
+    for count in range(fewest * chunks, len(number)):
+        # With fewer than each part has, none is: as if they were as many.
+        some = layers <= count if count == fewest * chunks else layers == count
+        found[some] = _of_pair(light, heavy, room, fewest, count)[some]
+    return _rising(_rising(found).T).T
+
+
+def _of_pair(light: Floats, heavy: Floats, room: Room, fewest: int, layers: int) -> Floats:
+    """The same as if the stage had so many layers together."""
     multipliers = multipliers_of(np.concatenate([light, heavy]), room)
     (own, own_bytes), (more, more_bytes) = (
-        [_sums(fewest + 1, each) for each in least_layer(rows, room, multipliers)]
+        [_sums(fewest + 1, each) for each in least_layer(rows, room, multipliers, layers)]
         for rows in (light, heavy)
     )
-    least_s = own[:, :, None] + more[:, None, :] - multipliers[:, None, None] * room.free_bytes
-    number = np.arange(own.shape[-1])
-    has_place = number[:, None] + number[None, :] < len(number)
-    fits = own_bytes[:, None] + more_bytes[None, :] <= room.free_bytes
-    return np.where(has_place & fits, least_s.max(axis=0) + room.own_s, np.inf)
+    least_s = own[:, :, None] + more[:, None, :] + room.beside_s(multipliers)[:, None, None]
+    fits = own_bytes[:, None] + more_bytes[None, :] <= room.left_bytes
+    return np.where(fits, least_s.max(axis=0), np.inf)
 
 
 def _hold(may: Sequence[NDArray[np.bool_]], lights: int, heavies: int) -> bool:
@@ -130,21 +199,24 @@ def _hold(may: Sequence[NDArray[np.bool_]], lights: int, heavies: int) -> bool:
 
 def multipliers_of(rows: Floats, room: Room) -> Floats:
     """Seconds a byte that are tried as multipliers of a stage's memory."""
-    sizes = rows[:, RESIDENT] + rows[:, HELD] * room.in_flight[:, None]
+    sizes = room.layer_bytes(rows, 1)
     pace = float(rows[:, SECONDS].mean() / max(sizes.mean(), 1.0))
     return np.array([0.0, *(pace * factor for factor in FINE)])
 
 
-def least_layer(rows: Floats, room: Room, multipliers: Floats) -> tuple[Floats, Floats]:
-    """[multiplier, part]: the least seconds of a layer, with so much for each byte. [part]: its
-    least bytes."""
-    sizes = rows[:, RESIDENT] + rows[:, HELD] * room.in_flight[:, None]
+def least_layer(
+    rows: Floats, room: Room, multipliers: Floats, layers: int
+) -> tuple[Floats, Floats]:
+    """[multiplier, part]: the least seconds of a layer, with so much for each byte, on a stage with
+    so many layers. [part]: its least bytes."""
+    sizes = room.layer_bytes(rows, layers)
     weights = (rows[:, SECONDS] + multipliers[:, None, None] * sizes).min(axis=-1)
     return weights, sizes.min(axis=-1)
 
 
 def best_of(rows: Floats, room: Room) -> NDArray[np.int64]:
-    """The rows that are best in some part of a stage by some multiplier of memory."""
+    """The rows that are best in some part of a stage by some multiplier of memory, of what stays in
+    it."""
     sizes = rows[:, RESIDENT] + rows[:, HELD] * room.in_flight[:, None]
     multipliers = multipliers_of(rows, room)
     weights = rows[:, SECONDS] + multipliers[:, None, None] * sizes

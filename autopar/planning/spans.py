@@ -40,13 +40,9 @@ def span_of(
     """Of one part, by its first layer and the one after its last: the most seconds that some
     multiplier of memory proves, the least once a step, and the least bytes over the limit. `kinds`:
     by layer, in which of `rows` its choices are."""
-    base, skeleton, in_flight = beside.base, list(beside.skeleton), beside.in_flight
-    free = limit_bytes - float(base[RESIDENT] + base[HELD:] @ in_flight)
-    # What is needed for a moment is the layers' or the skeleton's: the larger one counts.
-    moment = float(base[TRANSIENT])
-    if sum(float(costs[:, TRANSIENT].min()) for costs in skeleton) > moment:
-        moment, skeleton = 0.0, [with_moment(costs) for costs in skeleton]
-    free -= moment
+    base, in_flight = beside.base, beside.in_flight
+    moment, skeleton = counted_moment(beside.skeleton, float(base[TRANSIENT]))
+    free = limit_bytes - moment - float(base[RESIDENT] + base[HELD:] @ in_flight)
     every = np.concatenate(rows)
     starts = np.cumsum([0, *map(len, rows[:-1])])
     own_sizes = [costs[:, RESIDENT] + costs[:, HELD:] @ in_flight for costs in skeleton]
@@ -74,6 +70,14 @@ def span_of(
         best = np.maximum(best, found + base[SECONDS] - multiplier * free)
     once = total(every[:, STEP], [costs[:, STEP] for costs in skeleton]) + base[STEP]
     return best, once, total(sizes, own_sizes) - free
+
+
+def counted_moment(skeleton: Sequence[Floats], layers_bytes: float) -> tuple[float, list[Floats]]:
+    """What is needed for a moment is the layers' or the skeleton's: the larger one counts, as bytes
+    of the layers or among the skeleton's."""
+    if sum(float(costs[:, TRANSIENT].min()) for costs in skeleton) > layers_bytes:
+        return 0.0, [with_moment(costs) for costs in skeleton]
+    return layers_bytes, list(skeleton)
 
 
 def with_moment(costs: Floats) -> Floats:
