@@ -31,6 +31,7 @@ from autopar.planning.loose import (
     Everywhere,
     Loose,
     Multipliers,
+    by_slowest,
     least_bytes_of,
 )
 from autopar.planning.multipliers import Bound, bound, bound_by
@@ -90,13 +91,12 @@ class Anywhere:
         return self.known[solver]
 
     def bound_by(self, known: Mapping[Hashable, Multipliers]) -> float:
-        """As `bound`, but at once, by the multipliers of a setting of the same form, where they are
-        known."""
+        """As `bound`, but at once, by the multipliers of a setting of the same form; where none are
+        known, by what the slowest stage takes."""
         loose = self.loose()
         if not np.isfinite(loose.least_slowest_s):
             return np.inf
-        found = known.get(loose.form)
-        return self._step_at_least() if found is None else bound_by(loose, found)
+        return bound_by(loose, known.get(loose.form) or by_slowest(loose))
 
     def narrowed(self, width_s: float, solver: str) -> tuple[Layered, float]:
         """The layers without columns that no program has which is less than `width_s` above a
@@ -365,6 +365,7 @@ class Anywhere:
         table, count = self.schedule.brief, len(self.layered.kinds)
         base = self._base
         rows = [self._rows[key] for key in self._counts]
+        runs = self.layered.pricer.works.runs_of(tuple(self._kind_numbers))
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
         first, last = np.indices((count + 1, count + 1))
@@ -379,12 +380,8 @@ class Anywhere:
                 np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0),
                 part // table.stages,
             )
-            found = span_of(self._kind_numbers, rows, beside, self.limit_bytes)
-            seconds[part][some], once[part], over[part][some] = (
-                found[0][some],
-                found[1],
-                found[2][some],
-            )
+            own = [each[runs.place] for each in span_of(runs, rows, beside, self.limit_bytes)]
+            seconds[part][some], once[part], over[part][some] = own[0][some], own[1], own[2][some]
         return Spans(np.where(over <= 0, seconds, np.inf), once, over)
 
 

@@ -4,6 +4,7 @@ at most: layers don't divide, and those of one kind take longer than those of an
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,39 +77,61 @@ def slowest_of_chunks(kinds: Sequence[int], rows: Sequence[Floats], rooms: Seque
 def _of_equal(rows: Floats, count: int, rooms: Sequence[Room]) -> float:
     """As if each layer could do what any other can. Each further layer goes where the stage would
     be fastest with it: with one layer less no stage takes longer."""
-    fewest, chunks = count // _parts(rooms), len(rooms[0].in_flight)
-    least = fewest * chunks
-    now = [_of_count(rows, room, fewest, least) for room in rooms]
-    queue = [
-        (_of_count(rows, room, fewest, least + 1), i, least + 1) for i, room in enumerate(rooms)
-    ]
+    fewest = count // _parts(rooms)
+    stages = [_Equal(rows, room, fewest) for room in rooms]
+    least, most = stages[0].least, stages[0].least + len(rooms[0].in_flight)
+    further = count - least * len(rooms)
+    if not further:
+        return max(stage.with_layers(least) for stage in stages)
+    queue = [(stage.with_layers(least + 1), i, least + 1) for i, stage in enumerate(stages)]
     heapq.heapify(queue)
-    slowest = max(now)
-    for _ in range(count - least * len(rooms)):
+    slowest = 0.0
+    for _ in range(further):
         after, i, layers = heapq.heappop(queue)
         slowest = max(slowest, after)
         if slowest == np.inf:
             break
-        if layers < least + chunks:
-            more = _of_count(rows, rooms[i], fewest, layers + 1)
-            heapq.heappush(queue, (more, i, layers + 1))
+        if layers < most:
+            heapq.heappush(queue, (stages[i].with_layers(layers + 1), i, layers + 1))
     return slowest
 
 
-def _of_count(rows: Floats, room: Room, fewest: int, layers: int) -> float:
-    """Seconds that a stage takes at least with so many layers; inf where they don't fit."""
-    every, more = multipliers_of(rows, room), layers - fewest * len(room.in_flight)
+@dataclass(frozen=True, eq=False)
+class _Equal:
+    """A stage whose layers may all do the same."""
 
-    def least_s(multipliers: Floats) -> Floats:
-        weights, _ = least_layer(rows, room, multipliers, layers)
-        found: Floats = _more(fewest, weights)[:, more] + room.beside_s(multipliers)
-        return found
+    rows: Floats
+    room: Room
+    fewest: int
 
-    if _more(fewest, room.layer_bytes(rows, layers).min(axis=-1))[more] > room.left_bytes:
-        return np.inf
-    # A sum of least values is concave in the multiplier: the best lies beside the best of a few.
-    best = int(least_s(every[::COARSE]).argmax()) * COARSE
-    return float(least_s(every[max(best - COARSE, 0) : best + COARSE + 1]).max())
+    @property
+    def least(self) -> int:
+        """So many layers it has at least."""
+        return self.fewest * len(self.room.in_flight)
+
+    @cached_property
+    def _multipliers(self) -> Floats:
+        return multipliers_of(self.rows, self.room)
+
+    @cached_property
+    def _beside_s(self) -> Floats:
+        return self.room.beside_s(self._multipliers)
+
+    def with_layers(self, layers: int) -> float:
+        """Seconds that it takes at least with so many; inf where they don't fit."""
+        sizes, more = self.room.layer_bytes(self.rows, layers), layers - self.least
+
+        def least_s(some: slice) -> Floats:
+            weights = self.rows[:, SECONDS] + self._multipliers[some, None, None] * sizes
+            each = _more(self.fewest, weights.min(axis=-1))[:, more]
+            found: Floats = each + self._beside_s[some]
+            return found
+
+        if _more(self.fewest, sizes.min(axis=-1))[more] > self.room.left_bytes:
+            return np.inf
+        # A sum of least values is concave in multipliers: the best lies beside the best of a few.
+        best = int(least_s(slice(None, None, COARSE)).argmax()) * COARSE
+        return float(least_s(slice(max(best - COARSE, 0), best + COARSE + 1)).max())
 
 
 def _rising(each: Floats) -> Floats:

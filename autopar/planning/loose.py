@@ -128,6 +128,12 @@ def without_memory(loose: Loose) -> Multipliers:
     return Multipliers(loose.stages.per_stage, even, 0.0, even, memory, moments, parts, parts)
 
 
+def by_slowest(loose: Loose) -> Multipliers:
+    """The same, with `least_slowest_s` for the slowest."""
+    even = without_memory(loose)
+    return replace(even, seconds=np.zeros_like(even.seconds), floor=1.0)
+
+
 def priced(loose: Loose, found: Multipliers) -> tuple[float, list[list[Floats]]]:
     """The bound by some multipliers, and what each choice weighs."""
     stages = loose.stages

@@ -34,12 +34,48 @@ class Beside:
     chunk: int
 
 
+FEW = 8
+"""With so many kinds of layers runs are told apart by how many they have of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Every run of layers, of which those that have as many of each kind are one: `place` says
+    which, by the first layer and the one after the last. `kinds`: by layer; `counts`: [run, kind],
+    None where there are many kinds and each run is told apart."""
+
+    kinds: Sequence[int]
+    place: NDArray[np.int64]
+    counts: Floats | None
+
+    def sums(self, each: Floats) -> Floats:
+        """By run, what its layers come to, from what one of each kind does."""
+        if self.counts is not None:
+            few: Floats = self.counts @ each
+            return few
+        before = np.concatenate([[0.0], np.cumsum(each[list(self.kinds)])])
+        every: Floats = (before[None, :] - before[:, None]).ravel()
+        return every
+
+
+def runs_of(kinds: Sequence[int]) -> Runs:
+    """The runs of layers of these kinds."""
+    number, count = max(kinds) + 1, len(kinds) + 1
+    if number > FEW:
+        return Runs(kinds, np.arange(count * count).reshape(count, count), None)
+    own = np.array(kinds)[:, None] == np.arange(number)
+    before = np.concatenate([np.zeros((1, number)), np.cumsum(own, axis=0)])
+    every = (before[None, :, :] - before[:, None, :]).reshape(-1, number)
+    counts, place = np.unique(every, axis=0, return_inverse=True)
+    return Runs(kinds, place.reshape(count, count), counts)
+
+
 def span_of(
-    kinds: Sequence[int], rows: Sequence[Floats], beside: Beside, limit_bytes: int
+    runs: Runs, rows: Sequence[Floats], beside: Beside, limit_bytes: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Of one part, by its first layer and the one after its last: the most seconds that some
-    multiplier of memory proves, the least once a step, and the least bytes over the limit. `kinds`:
-    by layer, in which of `rows` its choices are."""
+    """Of one part, by run: the most seconds that some multiplier of memory proves, the least once a
+    step, and the least bytes over the limit. The runs' kinds are places in `rows`, which have their
+    choices."""
     base, in_flight = beside.base, beside.in_flight
     moment, skeleton = counted_moment(beside.skeleton, float(base[TRANSIENT]))
     free = limit_bytes - moment - float(base[RESIDENT] + base[HELD:] @ in_flight)
@@ -50,9 +86,8 @@ def span_of(
 
     def total(layers: Floats, own: Sequence[Floats]) -> Floats:
         """Of each run, if layers and the skeleton's regions take the least of these."""
-        least = np.minimum.reduceat(layers, starts)[list(kinds)]
-        sums = np.concatenate([[0.0], np.cumsum(least)])
-        span: Floats = sums[None, :] - sums[:, None] + sum(float(one.min()) for one in own)
+        least = np.minimum.reduceat(layers, starts)
+        span: Floats = runs.sums(least) + sum(float(one.min()) for one in own)
         return span
 
     bounds = [*starts[1:], len(every)]
@@ -60,7 +95,7 @@ def span_of(
         float(every[a:b, SECONDS].mean() / max(sizes[a:b].mean(), 1.0))
         for a, b in zip(starts, bounds, strict=True)
     )
-    best = np.zeros((len(kinds) + 1, len(kinds) + 1))
+    best = np.zeros(1)
     for multiplier in (0.0, *(pace * factor for factor in FACTORS)):
         own = [
             costs[:, SECONDS] + multiplier * size

@@ -17,6 +17,7 @@ from autopar.layouts.typing import RegionTyping, type_region
 from autopar.mesh import AxisPart, Mesh, Split
 from autopar.planning.prices import Bill, Prices
 from autopar.planning.region_effects import ops_here, other_effects, param_layouts
+from autopar.planning.spans import Runs, runs_of
 from autopar.plugin import Candidate, Collective, Compute, Effect, Resident
 
 Key = tuple[object, ...]
@@ -99,6 +100,13 @@ class Works:
     works: dict[Key, Work] = field(default_factory=dict)
     bare: dict[Candidate, Candidate] = field(default_factory=dict)
     fixed: dict[tuple[int, AxisPart], tuple[Here, ...]] = field(default_factory=dict)
+    runs: dict[tuple[int, ...], Runs] = field(default_factory=dict)
+
+    def runs_of(self, kinds: tuple[int, ...]) -> Runs:
+        """The runs of layers of these kinds: the same for most settings."""
+        if kinds not in self.runs:
+            self.runs[kinds] = runs_of(kinds)
+        return self.runs[kinds]
 
     def fixed_heres(
         self, skeleton: Block, layers: int, parts: int, axis: AxisPart
