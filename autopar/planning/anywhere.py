@@ -14,11 +14,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.graph.model_graph import STREAM, Value
-from autopar.layouts.stages import Here
 from autopar.planning import columns
 from autopar.planning.balanced import balanced
 from autopar.planning.chunks import Room, best_of, slowest_of_chunks
+from autopar.planning.fixed_parts import FixedParts
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
 from autopar.planning.loose import (
@@ -35,14 +34,11 @@ from autopar.planning.loose import (
     least_bytes_of,
 )
 from autopar.planning.multipliers import Bound, bound, bound_by
-from autopar.planning.price import LayoutRow
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Stages
 from autopar.planning.region_effects import (
     buffer_effects,
-    handed_on,
     input_effects,
-    unused_effects,
 )
 from autopar.planning.schedules import spread, stages_of
 from autopar.planning.spans import Beside, Spans, counted_moment, span_of, with_moment
@@ -101,7 +97,7 @@ class Anywhere:
     def narrowed(self, width_s: float, solver: str) -> tuple[Layered, float]:
         """The layers without columns that no program has which is less than `width_s` above a
         bound, wherever it is cut; and what all others take at least."""
-        found, kinds = self.relaxed(solver), self._every
+        found, kinds = self.relaxed(solver), self.layered.every
         assert found is not None
         kept = {}
         for kind, by_part in zip(kinds, found.weights[-len(kinds) :], strict=True):
@@ -125,7 +121,7 @@ class Anywhere:
         """The layers with few of their columns: those that are best for some worth of memory on
         some stage, of each way that a layer may meet its neighbours."""
         rooms, kept = self._rooms(1.0, 0.0), {}
-        for kind in self._every:
+        for kind in self.layered.every:
             classes: dict[Hashable, list[int]] = {}
             for column, seen in enumerate(kind.columns.seen):
                 classes.setdefault(seen, []).append(column)
@@ -153,7 +149,7 @@ class Anywhere:
 
     def loose(self) -> Loose:
         """The problem before layers are cut, as multipliers see it."""
-        every = [*self._skeleton]
+        every = [*self._fixed.skeleton]
         kinds: dict[int, list[Kind]] = {}
         for kind in self.layered.kinds.values():
             kinds.setdefault(id(kind), []).append(kind)
@@ -165,7 +161,7 @@ class Anywhere:
             every.append(Alike(len(same), options, k + 1, share))
         slowest_s = self.slowest_at_least()
         return Loose(
-            self.limit_bytes, self.stages, tuple(every), self._base, slowest_s, self.spread
+            self.limit_bytes, self.stages, tuple(every), self._fixed.base, slowest_s, self.spread
         )
 
     def bound_of(self, counts: Sequence[int]) -> float:
@@ -187,85 +183,9 @@ class Anywhere:
         table = self.schedule.brief
         return (spread(table, len(self.layered.kinds)),) * table.parts
 
-    # ------------------------------------------------------------ what parts have anyway
-
     @cached_property
-    def _fixed(self) -> tuple[Here, ...]:
-        """The skeleton as each part has it wherever the layers are cut."""
-        pricer, parts = self.layered.pricer, self.schedule.brief.parts
-        axis = pricer.setting.mesh.part(self.schedule.axis)
-        skeleton, layers = pricer.model.skeleton, len(self.layered.kinds)
-        return pricer.works.fixed_heres(skeleton, layers, parts, axis)
-
-    @cached_property
-    def _skeleton(self) -> tuple[Alike, ...]:
-        pricer, stages = self.layered.pricer, self.schedule.brief.stages
-        found = []
-        for key in self.layered.skeleton:
-            rows: dict[int, Floats] = {}
-            known: dict[Hashable, list[Bill]] = {}
-            for part, here in enumerate(self._fixed):
-                alike = pricer.part(here)
-                if alike not in known:
-                    known[alike] = [pricer.bill("", c, here) for c in pricer.candidates[key]]
-                own = np.array([self._numbers(bill, part) for bill in known[alike]])
-                rows[part % stages] = rows.get(part % stages, 0.0) + own
-            found.append(Alike(1, (rows,), 0, 1.0))
-        return tuple(found)
-
-    def _numbers(self, bill: Bill, part: int) -> Floats:
-        table, times = self.schedule.brief, self.layered.pricer.setting.microbatches
-        held = [0] * table.chunks
-        held[part // table.stages] = bill.held_bytes
-        sizes = (bill.lasting_bytes, bill.transient_bytes, *held)
-        return np.array([bill.each_s(times), bill.step_s, *sizes], np.float64)
-
-    @cached_property
-    def _base(self) -> tuple[Floats, ...]:
-        pricer, table = self.layered.pricer, self.schedule.brief
-        model, setting, prices = pricer.model, pricer.setting, pricer.prices
-        rows = [np.zeros(HELD + table.chunks) for _ in range(table.stages)]
-        least = min(kind.columns.costs[:, columns.TRANSIENT].min() for kind in self._every)
-        for row in rows:
-            row[STEP] += pricer.scalars().step_s
-            row[RESIDENT] += prices.overhead_bytes()
-            row[TRANSIENT] = least  # every stage has a layer
-        for part, here in enumerate(self._fixed):
-            bill = pricer.outside_bill(here)
-            if part == 0:
-                bill += prices.bill(unused_effects(model), setting.microbatches)
-            own = self._numbers(bill, part)
-            own[TRANSIENT] = 0.0
-            rows[part % table.stages] += own
-            sends = (part < table.parts - 1) + (part > 0)
-            rows[part % table.stages][SECONDS : STEP + 1] += sends * self._send_s
-        return tuple(rows)
-
-    @property
-    def _every(self) -> list[Kind]:
-        return list({id(kind): kind for kind in self.layered.kinds.values()}.values())
-
-    @cached_property
-    def _send_s(self) -> Floats:
-        """What it costs at least to hand a layer's result on, or its gradient back: seconds of a
-        microbatch, and once a step."""
-        pricer = self.layered.pricer
-        skeleton, setting = pricer.model.skeleton, pricer.setting
-        axis = setting.mesh.part(self.schedule.axis)
-        crossing: dict[tuple[Value, LayoutRow], None] = {}
-        for name, (key, layouts), _ in pricer.values("", skeleton):
-            value = skeleton.values[name]
-            if key[0] and key[1] == STREAM and value.needs_grad:
-                crossing[value, layouts] = None  # those of alike layers are equal
-        sends = {
-            handed_on(value, "", layout, setting, forward, axis): None
-            for value, layouts in crossing
-            for layout in dict.fromkeys(layouts)
-            for forward in (True, False)
-        }
-        costs = [pricer.prices.seconds(send) for send in sends] or [(0.0, 0.0)]
-        least: Floats = np.array(costs).min(axis=0)
-        return least
+    def _fixed(self) -> FixedParts:
+        return FixedParts(self.layered)
 
     # ------------------------------------------------------------ layers
 
@@ -273,7 +193,7 @@ class Anywhere:
     def _rows(self) -> Mapping[int, Floats]:
         """By kind (its id): seconds, step seconds, resident, transient and held bytes of each
         column."""
-        return {id(kind): self._layer_rows(kind) for kind in self._every}
+        return {id(kind): self._layer_rows(kind) for kind in self.layered.every}
 
     def _layer_rows(self, kind: Kind) -> Floats:
         costs = kind.columns.costs
@@ -313,21 +233,16 @@ class Anywhere:
     def _rooms(self, each: float, once: float) -> list[Room]:
         found = []
         typical_bytes = float(np.concatenate([*self._rows.values()])[:, TRANSIENT].mean())
-        for stage, base in enumerate(self._base):
+        for stage, base in enumerate(self._fixed.base):
             counts = np.array(max(self.stages.in_flight[stage], key=sum), np.float64)
             own_s = float(each * base[SECONDS] + once * base[STEP])
             free = self.limit_bytes - float(base[RESIDENT] + base[HELD:] @ counts)
             # What is needed for a moment is the layers' or the skeleton's: the one that is likely
             # to be larger counts.
-            moment, own = counted_moment(self._skeleton_rows(stage), typical_bytes)
+            moment, own = counted_moment(self._fixed.rows(stage), typical_bytes)
             skeleton = [_weighed(costs, each, once) for costs in own]
             found.append(Room(own_s, free, counts, skeleton, counts_moment=moment > 0.0))
         return found
-
-    def _skeleton_rows(self, stage: int) -> list[Floats]:
-        """What the skeleton's regions may do on a stage."""
-        options = [costs.options[0] for costs in self._skeleton]
-        return [group[stage] for group in options if stage in group]
 
     @cached_property
     def _counts(self) -> Mapping[int, int]:
@@ -349,21 +264,21 @@ class Anywhere:
     def _own_s(self, each: float, once: float) -> list[float]:
         """What each stage takes at least beside layers, of so many microbatches' seconds and of
         those once a step."""
-        rows = [costs.options[0] for costs in self._skeleton]
+        rows = [costs.options[0] for costs in self._fixed.skeleton]
         return [
             float(
                 each * base[SECONDS]
                 + once * base[STEP]
                 + sum(_weighed(row[i], each, once)[:, SECONDS].min() for row in rows if i in row)
             )
-            for i, base in enumerate(self._base)
+            for i, base in enumerate(self._fixed.base)
         ]
 
     @cached_property
     def spans(self) -> Spans:
         """What each part takes and needs at least with every run of layers."""
         table, count = self.schedule.brief, len(self.layered.kinds)
-        base = self._base
+        base = self._fixed.base
         rows = [self._rows[key] for key in self._counts]
         runs = self.layered.pricer.works.runs_of(tuple(self._kind_numbers))
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
@@ -375,7 +290,7 @@ class Anywhere:
             some = whole & (last - first >= least) & (last - first <= most)
             stage = part % table.stages
             beside = Beside(
-                self._skeleton_rows(stage),
+                self._fixed.rows(stage),
                 base[stage],
                 np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0),
                 part // table.stages,

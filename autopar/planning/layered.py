@@ -30,6 +30,11 @@ class Layered:
         """The kind of every layer."""
         return self.given or Kinds(self.pricer).by_path()
 
+    @property
+    def every(self) -> list[Kind]:
+        """Each kind once."""
+        return list({id(kind): kind for kind in self.kinds.values()}.values())
+
     def with_kinds(self, other: Mapping[int, Kind]) -> "Layered":
         """With other kinds, by the id of those that they stand for."""
         given = {path: other[id(kind)] for path, kind in self.kinds.items()}
