@@ -41,7 +41,7 @@ from autopar.planning.region_effects import (
     input_effects,
 )
 from autopar.planning.schedules import spread, stages_of
-from autopar.planning.spans import Beside, Spans, counted_moment, span_of, with_moment
+from autopar.planning.spans import Beside, Spans, counted_moment, layers_of, span_of, with_moment
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
@@ -281,6 +281,7 @@ class Anywhere:
         base = self._fixed.base
         rows = [self._rows[key] for key in self._counts]
         runs = self.layered.pricer.works.runs_of(tuple(self._kind_numbers))
+        layers = layers_of(runs, rows)
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
         first, last = np.indices((count + 1, count + 1))
@@ -295,7 +296,7 @@ class Anywhere:
                 np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0),
                 part // table.stages,
             )
-            own = [each[runs.place] for each in span_of(runs, rows, beside, self.limit_bytes)]
+            own = [each[runs.place] for each in span_of(layers, beside, self.limit_bytes)]
             seconds[part][some], once[part], over[part][some] = own[0][some], own[1], own[2][some]
         return Spans(np.where(over <= 0, seconds, np.inf), once, over)
 

@@ -1,12 +1,13 @@
 """What a part takes and needs at least, for every run of layers that it may have."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.planning.chunks import FACTORS
+from autopar.planning.columns import pareto
 from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP, TRANSIENT
 
 Floats = NDArray[np.float64]
@@ -34,77 +35,125 @@ class Beside:
     chunk: int
 
 
-FEW = 8
-"""With so many kinds of layers runs are told apart by how many they have of each."""
+FEW, MANY = 8, 2_000
+"""With so many kinds of layers runs are told apart by how many they have of each, unless there are
+so many runs."""
+FINE = tuple(2.0 ** (k / 4) for k in range(-32, 33))
+"""Multipliers of memory that are tried there, in mean seconds a byte; FACTORS elsewhere."""
+LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 2**62])
+"""What is needed for a moment by one of some layers is no less than their mean: of so many."""
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
     """Every run of layers, of which those that have as many of each kind are one: `place` says
     which, by the first layer and the one after the last. `kinds`: by layer; `counts`: [run, kind],
-    None where there are many kinds and each run is told apart."""
+    None where there are many and each run is told apart; `length`: by run, which of LENGTHS it has
+    no more layers than."""
 
     kinds: Sequence[int]
     place: NDArray[np.int64]
     counts: Floats | None
+    length: NDArray[np.int64]
 
     def sums(self, each: Floats) -> Floats:
-        """By run, what its layers come to, from what one of each kind does."""
+        """[…, run]: what its layers come to, from what one of each kind does: [length, …, kind], or
+        [1, …, kind] where that is the same for all lengths."""
         if self.counts is not None:
-            few: Floats = self.counts @ each
+            lengths = self.length if len(each) > 1 else np.zeros_like(self.length)
+            few: Floats = np.einsum("r...k,rk->...r", each[lengths], self.counts)
             return few
-        before = np.concatenate([[0.0], np.cumsum(each[list(self.kinds)])])
-        every: Floats = (before[None, :] - before[:, None]).ravel()
-        return every
+        own = each[0][..., list(self.kinds)]
+        before = np.concatenate([np.zeros((*own.shape[:-1], 1)), np.cumsum(own, -1)], -1)
+        every: Floats = before[..., None, :] - before[..., :, None]
+        return every.reshape(*own.shape[:-1], -1)
 
 
 def runs_of(kinds: Sequence[int]) -> Runs:
     """The runs of layers of these kinds."""
     number, count = max(kinds) + 1, len(kinds) + 1
+    place = np.arange(count * count)
+    apart = Runs(kinds, place.reshape(count, count), None, np.zeros_like(place))
     if number > FEW:
-        return Runs(kinds, np.arange(count * count).reshape(count, count), None)
+        return apart
     own = np.array(kinds)[:, None] == np.arange(number)
     before = np.concatenate([np.zeros((1, number)), np.cumsum(own, axis=0)])
     every = (before[None, :, :] - before[:, None, :]).reshape(-1, number)
     counts, place = np.unique(every, axis=0, return_inverse=True)
-    return Runs(kinds, place.reshape(count, count), counts)
+    if len(counts) > MANY:
+        return apart
+    length = np.searchsorted(LENGTHS, counts.sum(axis=1))
+    return Runs(kinds, place.reshape(count, count), counts, length)
 
 
-def span_of(
-    runs: Runs, rows: Sequence[Floats], beside: Beside, limit_bytes: int
-) -> tuple[Floats, Floats, Floats]:
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """What layers may do, by the kinds of `runs`: `rows` of costs of all kinds, those of each from
+    `starts`, without such as are worse than another in all that a part's memory and seconds see;
+    `step_s`: by kind, the least that is paid once a step."""
+
+    runs: Runs
+    rows: Floats
+    starts: NDArray[np.int64]
+    step_s: Floats
+
+    def least(self, values: Floats) -> Floats:
+        """[…, kind], of values of each row."""
+        found: Floats = np.minimum.reduceat(values, self.starts, axis=-1)
+        return found
+
+    @property
+    def moment_bytes(self) -> float:
+        """What a layer needs for a moment, about; 0 where runs of one length aren't told apart."""
+        return 0.0 if self.runs.counts is None else float(self.rows[:, TRANSIENT].mean())
+
+
+def layers_of(runs: Runs, rows: Sequence[Floats]) -> Layers:
+    """The layers of runs whose kinds are places in `rows`."""
+    kept = [row[pareto(row[:, [SECONDS, RESIDENT, TRANSIENT, HELD]])] for row in rows]
+    starts = np.cumsum([0, *map(len, kept[:-1])])
+    step_s = np.array([float(row[:, STEP].min()) for row in rows])
+    return Layers(runs, np.concatenate(kept), starts, step_s)
+
+
+def span_of(layers: Layers, beside: Beside, limit_bytes: int) -> tuple[Floats, Floats, Floats]:
     """Of one part, by run: the most seconds that some multiplier of memory proves, the least once a
-    step, and the least bytes over the limit. The runs' kinds are places in `rows`, which have their
-    choices."""
-    base, in_flight = beside.base, beside.in_flight
-    moment, skeleton = counted_moment(beside.skeleton, float(base[TRANSIENT]))
-    free = limit_bytes - moment - float(base[RESIDENT] + base[HELD:] @ in_flight)
-    every = np.concatenate(rows)
-    starts = np.cumsum([0, *map(len, rows[:-1])])
+    step, and the least bytes over the limit."""
+    base, in_flight, rows, runs = beside.base, beside.in_flight, layers.rows, layers.runs
+    least_bytes = float(base[TRANSIENT])
+    moment, skeleton = counted_moment(beside.skeleton, max(least_bytes, layers.moment_bytes))
+    free = limit_bytes - float(base[RESIDENT] + base[HELD:] @ in_flight)
+    sizes = (rows[:, RESIDENT] + rows[:, HELD] * in_flight[beside.chunk])[None, :]
+    if moment and runs.counts is not None:
+        sizes = sizes + rows[:, TRANSIENT] / LENGTHS[:, None]
+    elif moment:
+        free -= least_bytes
     own_sizes = [costs[:, RESIDENT] + costs[:, HELD:] @ in_flight for costs in skeleton]
-    sizes = every[:, RESIDENT] + every[:, HELD] * in_flight[beside.chunk]
-
-    def total(layers: Floats, own: Sequence[Floats]) -> Floats:
-        """Of each run, if layers and the skeleton's regions take the least of these."""
-        least = np.minimum.reduceat(layers, starts)
-        span: Floats = runs.sums(least) + sum(float(one.min()) for one in own)
-        return span
-
-    bounds = [*starts[1:], len(every)]
-    pace = max(
-        float(every[a:b, SECONDS].mean() / max(sizes[a:b].mean(), 1.0))
-        for a, b in zip(starts, bounds, strict=True)
-    )
     best = np.zeros(1)
-    for multiplier in (0.0, *(pace * factor for factor in FACTORS)):
-        own = [
-            costs[:, SECONDS] + multiplier * size
-            for costs, size in zip(skeleton, own_sizes, strict=True)
-        ]
-        found = total(every[:, SECONDS] + multiplier * sizes, own)
-        best = np.maximum(best, found + base[SECONDS] - multiplier * free)
-    once = total(every[:, STEP], [costs[:, STEP] for costs in skeleton]) + base[STEP]
-    return best, once, total(sizes, own_sizes) - free
+    for multipliers in _multipliers(layers, sizes[0]):
+        values = rows[:, SECONDS] + multipliers[None, :, None] * sizes[:, None, :]
+        found = runs.sums(layers.least(values)) - (multipliers * free)[:, None] + base[SECONDS]
+        for costs, own in zip(skeleton, own_sizes, strict=True):
+            found += (costs[:, SECONDS] + multipliers[:, None] * own).min(-1)[:, None]
+        best = np.maximum(best, found.max(axis=0))
+    once_s = float(base[STEP]) + sum(float(costs[:, STEP].min()) for costs in skeleton)
+    once: Floats = runs.sums(layers.step_s[None, :]) + once_s
+    over = runs.sums(layers.least(sizes)) + sum(float(own.min()) for own in own_sizes) - free
+    return best, once, over
+
+
+def _multipliers(layers: Layers, sizes: Floats) -> Iterator[Floats]:
+    """Seconds a byte that are tried as multipliers of a part's memory; of many kinds of layers one
+    by one, which take room."""
+    ends = [*layers.starts[1:], len(sizes)]
+    pace = max(
+        float(layers.rows[a:b, SECONDS].mean() / max(sizes[a:b].mean(), 1.0))
+        for a, b in zip(layers.starts, ends, strict=True)
+    )
+    if layers.runs.counts is not None:
+        yield np.array([0.0, *(pace * factor for factor in FINE)])
+        return
+    yield from (np.array([factor * pace]) for factor in (0.0, *FACTORS))
 
 
 def counted_moment(skeleton: Sequence[Floats], layers_bytes: float) -> tuple[float, list[Floats]]:
