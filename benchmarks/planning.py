@@ -1,6 +1,7 @@
 """How long planning takes, and what it proves.
 
-python benchmarks/planning.py [model cluster samples …] [--rounds n]
+python benchmarks/planning.py [model cluster samples …] [--memory-fraction X] [--rounds n]
+python benchmarks/planning.py --tight       # DeepSeek-V3 in 40 GB, Llama-3-405B on 1,024
 
 Each case is planned in a process of its own, three times; the time is the best of `compile`, after
 imports and without building the model. Memory is the process's peak, imports included. Without
@@ -23,9 +24,14 @@ CASES = (
     ("llama3-405B", "h100:16384", "2048"),
     ("deepseek-v3-671B", "h800:2048", "8192"),
 )
+TIGHT = (
+    ("deepseek-v3-671B", "h800:2048", "8192", "0.5"),
+    ("llama3-405B", "h100:1024", "2048", "1.0"),
+)
+"""With how much of the devices' memory."""
 
 
-def measure(name: str, cluster: str, samples: str) -> dict[str, Any]:
+def measure(name: str, cluster: str, samples: str, fraction: str) -> dict[str, Any]:
     """One case, in this process."""
     import resource
     import warnings
@@ -35,7 +41,9 @@ def measure(name: str, cluster: str, samples: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     job = job_of(name, cluster, int(samples))
     start = time.perf_counter()
-    compiled = autopar.compile(job.model, cluster, job.batch, loss=job.loss)
+    compiled = autopar.compile(
+        job.model, cluster, job.batch, loss=job.loss, memory_fraction=float(fraction)
+    )
     seconds = time.perf_counter() - start
     plan = compiled.plan
     return {
@@ -69,15 +77,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--tight", action="store_true")
+    parser.add_argument("--memory-fraction", default="1.0")
     parser.add_argument("cases", nargs="*", help="model cluster samples …")
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(*given.cases)))
         return
     every = given.cases
-    cases = list(zip(every[::3], every[1::3], every[2::3], strict=True)) or CASES
-    for name, cluster, samples in cases:
-        run = best((name, cluster, samples), given.rounds)
+    named = list(zip(every[::3], every[1::3], every[2::3], strict=True)) or CASES
+    plain = [(*case, given.memory_fraction) for case in named]
+    for name, cluster, samples, fraction in TIGHT if given.tight else plain:
+        run = best((name, cluster, samples, fraction), given.rounds)
         mesh = " · ".join(f"{axis}{size}" for axis, size in run["axes"].items())
         times = f"{run['seconds']:.1f} s ({run['capture_s']:.1f} s capture)"
         print(

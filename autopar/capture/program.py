@@ -13,7 +13,6 @@ from torch.nn.parameter import is_lazy
 
 from autopar.capture.alike import Traced, kind_of, traced_as
 from autopar.capture.captured import Capture, CapturedGraph, GraphInput, Layer, ParamMeta
-from autopar.capture.collector import collector_paused
 from autopar.capture.export import BlockProgram, export, to_graph
 from autopar.capture.fake import QuickFakeMode, faked, training_mode
 from autopar.capture.find import find_candidates, without_shared
@@ -24,6 +23,7 @@ from autopar.capture.reference import Loss, plain_values, tensor_leaves
 from autopar.capture.skeleton import SkeletonTracer, opaque_graph
 from autopar.capture.stub import LayerCall, Recorder
 from autopar.capture.unique import unique_blocks
+from autopar.collector import collector_paused
 from autopar.errors import AutoparError
 
 

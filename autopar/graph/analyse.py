@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch.fx
 
 from autopar.capture.captured import Capture, CapturedGraph
-from autopar.capture.collector import collector_paused
 from autopar.capture.price import op_work
 from autopar.capture.saved import storages
 from autopar.capture.skeleton import batch_size
+from autopar.collector import collector_paused
 from autopar.graph.again import layer_once, region_once
 from autopar.graph.batch_mixing import batch_sums
 from autopar.graph.chains import shared_inputs

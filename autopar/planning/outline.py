@@ -8,7 +8,6 @@ for all of them, and what its layers take at least with a setting's schedule and
 before the setting is opened.
 """
 
-import bisect
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,8 +47,11 @@ class Outlines:
     params: ParamFronts
     priced: dict[Setting, Pricer | None] = field(default_factory=dict)
     least: list[tuple[float, Mesh, int]] = field(default_factory=list)
-    """The most first: seconds of a batch at least, of all ranks of an outline together; its mesh
-    and microbatches."""
+    """In the order in which they were priced: seconds of a batch at least, of all ranks of an
+    outline together; its mesh and microbatches."""
+    asked: dict[tuple[Mesh, int], tuple[int, float]] = field(default_factory=dict)
+    """By an outline's mesh and microbatches, how many of `least` were compared, and the most that
+    they say of it."""
     multipliers: dict[Hashable, Multipliers] = field(default_factory=dict)
     """By form of a setting, those of the last that was bounded."""
     whole: set[Mesh] = field(default_factory=set)
@@ -81,10 +83,13 @@ class Outlines:
         is known of its outline, or of those that cut the same work into fewer pieces."""
         outline = self.of(setting)
         mesh, microbatches = outline.mesh, outline.microbatches
-        for whole_s, other, fewer in self.least:
-            if microbatches % fewer == 0 and self._cuts_more(outline, other):
-                return whole_s / (mesh.world * microbatches)
-        return 0.0
+        compared, most_s = self.asked.get((mesh, microbatches), (0, 0.0))
+        for whole_s, other, fewer in self.least[compared:]:
+            # What says no more needn't be compared.
+            if whole_s > most_s and microbatches % fewer == 0 and self._cuts_more(outline, other):
+                most_s = whole_s
+        self.asked[mesh, microbatches] = len(self.least), most_s
+        return most_s / (mesh.world * microbatches)
 
     def _cuts_more(self, outline: Setting, other: Mesh) -> bool:
         """Whether an outline's mesh cuts work into more pieces than another, in no way that the
@@ -133,8 +138,7 @@ class Outlines:
             layered = Layered(pricer)
             each_s = least_of(layered)[0] if layered.is_possible else math.inf
             whole_s = each_s * outline.microbatches * outline.mesh.world
-            one = (whole_s, outline.mesh, outline.microbatches)
-            bisect.insort(self.least, one, key=lambda one: -one[0])
+            self.least.append((whole_s, outline.mesh, outline.microbatches))
 
     def bound_s(self, setting: Setting, limit_bytes: int, solver: str) -> float:
         """Seconds that no program of the setting beats, with its schedule and the memory that

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from autopar.batch_spec import BatchSpec
-from autopar.capture.collector import collector_paused
 from autopar.cluster import ClusterSpec, Spec
+from autopar.collector import collector_paused
 from autopar.graph.model_graph import ModelGraph
 from autopar.plan import Plan
 from autopar.planning.decide import decide
