@@ -39,6 +39,8 @@ UNPROVEN, NODES = 2e-3, 100
 """The gap of the few choices that such an answer is taken from, and how far they are searched."""
 MANY = 1_500
 """Choices of all slots together, more of which aren't searched without need of proof."""
+LARGE = 0.3
+"""Of all choices: after so many those that are left are all looked at."""
 SMALL = 400
 """Choices of all slots together for which a sieve isn't worth its rounds."""
 
@@ -52,7 +54,7 @@ def sifted(task: Task, low: Relaxed, proves: bool) -> Solution | Infeasible | fl
     if not proves and task.cutoff_s and low.bound_s >= task.cutoff_s * (1 - UNPROVEN):
         return Infeasible(0)  # the best of these choices would hardly be better
     reach_s = math.inf if task.cutoff_s is None else task.cutoff_s - low.bound_s
-    small = sum(map(len, task.kept)) <= SMALL
+    small = _size(task.kept) <= SMALL
     width_s = math.inf if small or low.bound_s <= 0 else FIRST * low.bound_s
     while True:
         kept = tuple(
@@ -80,8 +82,14 @@ def sifted(task: Task, low: Relaxed, proves: bool) -> Solution | Infeasible | fl
         few_s = math.inf if proves else _width_of(MANY, task.kept, low)
         if few_s <= width_s and task.cutoff_s:
             return Infeasible(0)  # none of so many
-        wider_s = min(width_s * WIDER, over_s, reach_s)
+        # Without need of proof, the rest takes hardly longer than some of it.
+        large = not proves and _size(kept) > LARGE * _size(task.kept)
+        wider_s = min(math.inf if large else width_s * WIDER, over_s, reach_s)
         width_s = min(wider_s, few_s) if few_s > width_s else wider_s
+
+
+def _size(kept: Kept) -> int:
+    return sum(map(len, kept))
 
 
 def _width_of(count: int, kept: Kept, low: Relaxed) -> float:
