@@ -13,8 +13,8 @@ from autopar.errors import OutOfTimeError
 from autopar.planning import settle as settle_module
 from autopar.planning.deadline import LEAST_S, NEVER, Deadline, after
 from autopar.planning.settle import settle
-from autopar.planning.space import Unopened
 from autopar.planning.tried import Tried, relax
+from autopar.planning.unopened import Unopened
 
 OVER = Deadline(0.0)
 

@@ -28,9 +28,10 @@ from autopar.planning.problem import Infeasible
 from autopar.planning.relaxed import relaxed
 from autopar.planning.search import Seen
 from autopar.planning.settle import settle
-from autopar.planning.space import OUTLINE, Space, Unopened, space_of
+from autopar.planning.space import Space, space_of
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Tried, least_of, relax
+from autopar.planning.unopened import OUTLINE, Unopened
 from autopar.planning.weights import WINDOWS, Weights
 from autopar.plugin import Strategy
 from autopar.registry import select_cost_models, select_strategies

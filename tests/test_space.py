@@ -21,8 +21,9 @@ from autopar.planning.deadline import Deadline
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import read_pins
 from autopar.planning.search import search
-from autopar.planning.space import Space, Unopened, space_of
+from autopar.planning.space import Space, space_of
 from autopar.planning.tried import SearchOptions, Tried, relax
+from autopar.planning.unopened import Unopened
 from autopar.planning.watch import Progress
 from autopar.plugin import Compute, CostModel, Effect, Mesh
 from autopar.registry import select_cost_models, select_strategies

@@ -17,9 +17,9 @@ from autopar.planning.account import books_by_stage, spent_in_step, step_seconds
 from autopar.planning.anywhere import even_counts
 from autopar.planning.evaluate import evaluate
 from autopar.planning.layered import Layered
-from autopar.planning.space import Unopened
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Tried
+from autopar.planning.unopened import Unopened
 from autopar.planning.weights import WINDOWS, Row, Weights, sharpest
 
 JOBS: dict[str, Callable[[], Job]] = {

@@ -3,30 +3,21 @@
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from autopar.cluster import ClusterSpec
-from autopar.errors import AutoparError, InfeasibleError, OutOfTimeError
 from autopar.layouts.layout import Setting
 from autopar.planning.deadline import NEVER, Deadline, after
+from autopar.planning.no_plan import nothing_fits, nothing_legal
 from autopar.planning.outer import Dropped
-from autopar.planning.pins import Pins
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible
 from autopar.planning.settle import settle
-from autopar.planning.space import OUTLINE, ROUNDING, Space, Unopened
-from autopar.planning.tried import (
-    Answer,
-    SearchOptions,
-    Tried,
-    relax,
-    sharper,
-    shortage,
-)
+from autopar.planning.space import ROUNDING, Space
+from autopar.planning.tried import Answer, SearchOptions, Tried, relax, sharper
+from autopar.planning.unopened import OUTLINE, Unopened
 from autopar.planning.watch import Progress, Watch, unwatched
 from autopar.planning.weights import Weights
-from autopar.text import size
 
 
 @dataclass(frozen=True)
@@ -79,10 +70,10 @@ def search(space: Space, watch: Watch = unwatched) -> Found:
         else:
             state.give_up()
     if not state.tried:
-        raise _nothing_legal(space.cluster, space.pins, state.dropped)
+        raise nothing_legal(space.cluster, space.pins, state.dropped)
     best = state.best
     if best is None:
-        raise _nothing_fits(state.unfit, space.options)
+        raise nothing_fits(state.unfit, space.options)
     assert best.answer is not None
     return Found(
         best.answer,
@@ -233,61 +224,3 @@ class _State:
         every = done + self.waiting + len(self.dropped)
         best_s = self.best_s if self.best else None
         watch(Progress(every, len(self.dropped), done - solved, solved, best_s, bound_s))
-
-
-def _nothing_legal(cluster: ClusterSpec, pins: Pins, dropped: Sequence[Dropped]) -> AutoparError:
-    if not dropped:
-        pinned = ", ".join(f"{axis} = {size}" for axis, size in pins.axes.items())
-        return AutoparError(
-            f"no mesh fills {cluster.devices} devices with {pinned or 'no axis to split over'}: "
-            "the product of the axes must be the number of devices"
-        )
-    reasons = list(dict.fromkeys(f"{d.setting.mesh}: {d.reason}" for d in dropped))
-    if len(reasons) == 1:
-        return AutoparError(dropped[0].reason)
-    listed = "\n  ".join(reasons[:12])
-    return AutoparError(f"no mesh of {cluster.devices} devices is legal:\n  {listed}")
-
-
-def _nothing_fits(tried: Sequence[Tried], options: SearchOptions) -> AutoparError:
-    """The smallest program of all settings: those that may need least are looked at first."""
-    unknown = sum(one.result is None for one in tried)
-    if unknown:
-        return OutOfTimeError(
-            f"{options.time_limit_s} s were too short: whether anything fits is open on {unknown} "
-            f"of {len(tried)} settings. Raise time_limit_s"
-        )
-    limit_bytes = options.limit_bytes
-    short: list[tuple[int, Tried]] = []
-    queue = [
-        (t.result.short_bytes, i, t)
-        for i, t in enumerate(tried)
-        if isinstance(t.result, Infeasible) and not t.result.impossible
-    ]
-    ran_out: OutOfTimeError | None = None
-    for at_least, _, each in sorted(queue, key=lambda entry: entry[:2]):
-        if short and at_least >= min(size for size, _ in short):
-            break
-        try:
-            done = shortage(each, options)
-        except OutOfTimeError as error:
-            ran_out = ran_out or error
-            continue
-        assert isinstance(done.result, Infeasible)
-        if not done.result.impossible:
-            short.append((done.result.short_bytes, done))
-    if not short and ran_out is not None:
-        return ran_out
-    if not short:
-        return AutoparError("no choice of layouts is possible on any mesh")
-    least, one = min(short, key=lambda pair: pair[0])
-    setting = one.outer.asked
-    need = limit_bytes + least
-    return InfeasibleError(
-        f"nothing fits into {limit_bytes:,} bytes ({size(limit_bytes)}) a device: the smallest "
-        f"plan, on {setting.mesh} with {setting.microbatches} microbatches, needs {need:,} bytes "
-        f"({size(need)}), short by {least:,} ({size(least)}). Give more memory or more devices, a "
-        "smaller batch, or lift a pin",
-        least,
-        setting,
-    )

@@ -36,31 +36,14 @@ from autopar.planning.schedules import scheduled
 from autopar.planning.separable import why_inseparable
 from autopar.planning.stage_price import least_work
 from autopar.planning.tried import SearchOptions, Tried, least_of
+from autopar.planning.unopened import PARAMS, ROUGHLY, Unopened
 from autopar.planning.weights import beside, first_guess
 from autopar.planning.works import Works, least_factor
 from autopar.plugin import CostModel, Refusal, Schedule, Strategy
 
 ROUNDING = 1e-6
-
-
-NOTHING, PARAMS, ROUGHLY, OUTLINE = range(4)
-"""What a setting's bound knows of before it is opened: as much as all; what its parameters come
-to on its mesh; what its outline takes with its schedule and memory, by another setting's
-multipliers; by its own."""
 Priced = tuple[Outer, Pricer, LeastWork]
 """A setting's candidates, their prices, and what they take at least."""
-
-
-@dataclass(frozen=True)
-class Unopened:
-    """A mesh and a number of microbatches, with the schedules that it may have: settings of which
-    nothing is priced yet."""
-
-    asked: Setting
-    scheduled: tuple[Setting, ...]
-    bound_s: float = 0.0
-    knows: int = NOTHING
-    """What its bound knows of."""
 
 
 @dataclass(frozen=True)
