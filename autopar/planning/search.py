@@ -205,11 +205,13 @@ class _State:
         if done.step_s < self.best_s:
             self.best = done
         weights = sharper(done, self.options) if done.bound_s < self.worth_s else None
-        if weights is None:
-            self._done(done, done.bound_s)
-        else:
+        if weights is not None:
             self.guess = weights
             self.add(done.by(weights))
+        elif done.is_guessed and not one.is_guessed:
+            self.add(done)
+        else:
+            self._done(done, done.bound_s)
 
     def _done(self, one: Unopened | Tried, bound_s: float) -> None:
         if isinstance(one, Unopened):

@@ -31,6 +31,9 @@ def settle(
         queue = [*found_cuts]
     bounds_s, result, spare_bytes, limit = [rest_s], None, 0, options.limit_bytes
     proves = math.isinf(rest_s)
+    hurried = options.time_limit_s is not None and _columns(tried.layered) > LARGE
+    if proves and hurried and not tried.is_guessed:
+        return _guessed(tried, queue[:CUTS], options, best_s, deadline)
     while queue:
         bound_s, cut = queue.pop(0)
         low_s = max(tried.bound_s, bound_s)
@@ -64,6 +67,39 @@ def settle(
     return replace(tried, bound_s=proven_s, result=result, rounds=tried.rounds + 1)
 
 
+LARGE, CUTS = 2_000, 4
+"""Columns of all layers together, of more of which a proof takes long: where time is limited, first
+a guess is made, by so many cuts at most."""
+
+
+def _columns(layered: Layered) -> int:
+    return sum(len(kind.columns.picks) for kind in layered.kinds.values())
+
+
+def _guessed(
+    tried: Tried,
+    queue: list[tuple[float, Cut | None]],
+    options: SearchOptions,
+    best_s: float,
+    deadline: Deadline,
+) -> Tried:
+    """The setting with an answer of a few columns, and nothing proven: what is sharp for it is then
+    worth a proof, and what is slower needs none."""
+    for bound_s, cut in queue:
+        worth_s = min(best_s, tried.step_s) * (1 - options.gap)
+        if max(tried.bound_s, bound_s) >= worth_s or deadline.is_over:
+            break
+        mine = replace(options, time_limit_s=deadline.left_s)
+        try:
+            layered, found = _of_cut(tried, cut, mine, worth_s, proves=False)
+        except OutOfTimeError:
+            break
+        if isinstance(found, Solution):
+            tried = _answered(tried, layered, found, cut, options)
+            break
+    return replace(tried, is_guessed=True, rounds=tried.rounds + 1)
+
+
 MOST_SPARE = 0.04
 """Of the memory: no cut is looked for that leaves more of it free."""
 WIDTH = 1e-3
@@ -80,8 +116,7 @@ def _of_cut(
     anywhere = tried.anywhere
     if cut is None or anywhere is None:
         assert tried.problem is not None
-        found = _solved(tried.problem, tried.low, options, worth_s, proves)
-        return tried.layered, found
+        return tried.layered, _solved(tried.problem, tried.low, options, worth_s, proves)
     if proves:
         layered, others_s = anywhere.narrowed(WIDTH * tried.bound_s, options.solver)
     else:

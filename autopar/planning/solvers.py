@@ -7,12 +7,13 @@ answer. A time limit breaks that promise, so there is none unless the user asks 
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pulp
 
 from autopar.errors import AutoparError
+from autopar.planning.deadline import after
 from autopar.planning.quiet_highs import NODES_RAN_OUT, QuietPulpHighs
 
 _CBC_INCREMENT = 1e-5  # CBC's default: what is better by less it doesn't look for
@@ -42,6 +43,7 @@ class Limits:
     gap_abs: float = 0.0
     time_limit_s: float | None = None
     most_nodes: int | None = None
+    sure: bool = True
 
 
 def check_solver(solver: str) -> None:
@@ -58,13 +60,15 @@ def run(
     gap_abs: float = 0.0,
     time_limit_s: float | None = None,
     most_nodes: int | None = None,
+    sure: bool = True,
 ) -> Outcome:
     """Minimise until objective − bound <= max(gap · |objective|, gap_abs), or until so many nodes
-    of the search tree were looked at: the same on any machine, which a time limit isn't.
+    of the search tree were looked at: the same on any machine, which a time limit isn't. Not
+    `sure`: that there is no solution needn't be proven twice.
 
     Errors: AutoparError where `solver` is neither "highs" nor "cbc".
     """
-    limits = Limits(gap, gap_abs, time_limit_s, most_nodes)
+    limits = Limits(gap, gap_abs, time_limit_s, most_nodes, sure)
     if solver == "highs":
         return _run_highs(model, limits)
     check_solver(solver)
@@ -72,10 +76,11 @@ def run(
 
 
 def _run_highs(model: pulp.LpProblem, limits: Limits) -> Outcome:
+    deadline = after(limits.time_limit_s)
     status = _solve_highs(model, limits, "choose")
-    if status == "Infeasible":
+    if status == "Infeasible" and limits.sure:
         # HiGHS 1.15's presolve said so of a programme with solutions: only the search proves it.
-        status = _solve_highs(model, limits, "off")
+        status = _solve_highs(model, replace(limits, time_limit_s=deadline.left_s), "off")
     highs: Any = model.solverModel
     info = highs.getInfo()
     if status == "Infeasible":

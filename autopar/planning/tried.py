@@ -51,7 +51,8 @@ class Tried:
     its problem, where layers don't lie in stages; `anywhere`: what is known before they are cut.
     `answer`: the best program found so far; `seen`: what each answer so far does, which was found
     by weights that are sharp for those before it; `rounds`: by how many weights it was solved, each
-    time for one or for many cuts of its layers.
+    time for one or for many cuts of its layers; `is_guessed`: before anything is to be proven, a
+    few of its columns were looked at.
     """
 
     outer: Outer
@@ -63,6 +64,7 @@ class Tried:
     answer: Answer | None = None
     seen: tuple[Spent, ...] = ()
     rounds: int = 0
+    is_guessed: bool = False
     result: Infeasible | None = None
 
     @property
