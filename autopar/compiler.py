@@ -189,4 +189,7 @@ def _check(asked: _Asked) -> None:
         raise AutoparError(f"memory_fraction must lie in (0, 1], not {asked.memory_fraction}")
     if not 0 <= asked.gap < 1:
         raise AutoparError(f"gap must lie in [0, 1), not {asked.gap}")
+    limit_s = asked.time_limit_s
+    if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s >= 0):
+        raise AutoparError(f"time_limit_s must be seconds, 0 or more, or None, not {limit_s!r}")
     check_solver(asked.solver)

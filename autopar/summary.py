@@ -14,8 +14,12 @@ from autopar.why import faster, regions_table, rivals_table, speed_up
 MOST_MESHES = 6
 """Other meshes that the summary lists."""
 CUTS = (
-    "  Where layers lie in stages, that is for one or two cuts of the layers: the best by each "
-    "region's fastest choice, and the one with the smallest stages. Other cuts aren't in it."
+    "  Where stages have several pieces of the model, one cut of its layers is solved; the bound "
+    "is of all."
+)
+AGAIN = (
+    "  What fits is counted on the safe side where layers run again (as if nothing that comes "
+    "after them were freed by then): a plan that fits by less than that isn't compared."
 )
 
 
@@ -138,6 +142,8 @@ def _certificate(plan: Plan) -> list[str]:
     lines = [proven if c.candidates else "Certificate: none, no search made this plan."]
     if plan.schedule is not None or any(other.schedule for other in plan.alternatives):
         lines.append(CUTS)
+    if any("recompute" in choice.strategies for choice in plan.regions):
+        lines.append(AGAIN)
     lines += [_instead(other) for other in other_meshes(plan)[:MOST_MESHES]]
     lines += [f"Assumed: {text}" for text in plan.assumptions]
     lines += [f"Opaque: {text}" for text in plan.opaque]

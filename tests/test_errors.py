@@ -276,6 +276,9 @@ def test_order_of_a_dict_is_free(running: autopar.TrainingModule) -> None:
         ({"clip_norm": -1.0}, "clip_norm must be above 0"),
         ({"gap": -1.0}, r"gap must lie in \[0, 1\)"),
         ({"solver": "gurobi"}, r"no solver is called 'gurobi': choose \"highs\" or \"cbc\""),
+        ({"time_limit_s": "5"}, r"time_limit_s must be seconds, 0 or more, or None, not '5'"),
+        ({"time_limit_s": -1}, r"time_limit_s must be seconds"),
+        ({"time_limit_s": float("nan")}, r"time_limit_s must be seconds"),
         ({"memory_fraction": 0.0}, r"memory_fraction must lie in \(0, 1\]"),
     ],
 )

@@ -4,6 +4,7 @@ import pickle
 from typing import Any
 
 import pytest
+import torch
 from clusters import cluster
 from models import Job, classifier, deep_classifier, gpt2
 from pool import Pool
@@ -40,6 +41,29 @@ def test_the_smallest_plan_is_there_in_full() -> None:
     assert plan.microbatches == error.setting.microbatches
     for kind, count in plan.predicted.memory.items():
         assert f"{kind} {size(count)}" in str(error)
+
+
+PINNED = {"pp": 4, "microbatches": 2, "schedule": "1f1b", "recompute": "selective"}
+
+
+def test_a_plan_fits_into_what_it_says_that_it_needs() -> None:
+    """By the search's own count, which is on the safe side for layers that run again, it doesn't:
+    nothing is proven of it then, and the plan says so."""
+    job = deep_classifier(torch.float32, layers=8)
+    roomy = autopar.compile(job.model, cluster(4), job.batch, loss=job.loss, pin=PINNED).plan
+    need = roomy.predicted.memory_bytes
+    spec = cluster(4, memory_bytes=need)
+    plan = autopar.compile(job.model, spec, job.batch, loss=job.loss, pin=PINNED).plan
+    assert plan.predicted.memory_bytes <= plan.memory_limit_bytes == need
+    assert plan.predicted.step_s <= roomy.predicted.step_s * (1 + 1e-9)
+    assert plan.certificate.solver == "none" and any("smallest" in x for x in plan.assumptions)
+    assert autopar.emit(job.model, plan, loss=job.loss).plan == plan
+    with pytest.raises(InfeasibleError) as caught:
+        spec = cluster(4, memory_bytes=need - 1)
+        autopar.compile(job.model, spec, job.batch, loss=job.loss, pin=PINNED)
+    smallest = caught.value.smallest
+    assert smallest is not None and smallest.predicted.memory_bytes == need
+    assert caught.value.short_bytes == 1 and f"needs {need:,} bytes" in str(caught.value)
 
 
 def test_the_fullest_stage_is_named_with_its_layers() -> None:

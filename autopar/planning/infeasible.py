@@ -5,24 +5,44 @@ from dataclasses import replace
 from autopar.errors import InfeasibleError
 from autopar.plan import Plan, Predicted, ScheduleChoice
 from autopar.planning.advice import Advice, advice
+from autopar.planning.no_plan import too_small
 from autopar.planning.request import Request, make_plan
+from autopar.planning.unproven import unproven
 from autopar.planning.watch import Watch, unwatched
 from autopar.progress import shown
 from autopar.text import layer_span, size
 
 
 def plan_or_explain(request: Request, watch: Watch = unwatched) -> Plan:
-    """The plan of a request. Errors: those of `search`; InfeasibleError with the smallest plan, its
-    fullest stage and advice."""
+    """The plan of a request. The search may count more bytes than a plan has (when a layer runs
+    again, what comes after it is freed): where it finds nothing that fits, but its smallest plan
+    does, that plan, with nothing proven.
+
+    Errors: those of `search`; InfeasibleError with the smallest plan, its fullest stage and advice.
+    """
     try:
         return make_plan(request, watch)
     except InfeasibleError as error:
-        raise explained(request, error) from error
+        smallest = _smallest(request, error)
+        if smallest.predicted.memory_bytes <= request.options.limit_bytes:
+            return replace(
+                smallest,
+                memory_limit_bytes=request.options.limit_bytes,
+                certificate=unproven(smallest.predicted.step_s),
+                alternatives=(),
+                assumptions=(*smallest.assumptions, BARELY),
+            )
+        raise explained(request, error, smallest) from error
 
 
-def explained(request: Request, error: InfeasibleError) -> InfeasibleError:
-    """The error of a search with the plan that needs least, which is planned under the limit that
-    it needs."""
+BARELY = (
+    "made as the smallest plan that the search knows: by its own count, which is on the safe side "
+    "for layers that run again, nothing fits"
+)
+
+
+def _smallest(request: Request, error: InfeasibleError) -> Plan:
+    """The plan that needs least, which is planned under the limit that it needs."""
     setting = error.setting
     assert setting is not None, "a search says where its smallest plan lies"
     need_bytes = request.options.limit_bytes + error.short_bytes
@@ -33,17 +53,25 @@ def explained(request: Request, error: InfeasibleError) -> InfeasibleError:
         schedule=setting.schedule.name if setting.schedule else None,
     )
     options = replace(request.options, limit_bytes=need_bytes)
-    smallest = make_plan(replace(request, pins=pins, options=options))
+    return make_plan(replace(request, pins=pins, options=options))
+
+
+def explained(request: Request, error: InfeasibleError, smallest: Plan) -> InfeasibleError:
+    """The error of a search with the plan that needs least."""
+    setting = error.setting
+    assert setting is not None
 
     def advise(progress: bool) -> Advice:
         with shown(progress) as watch:
             return advice(request, smallest, watch)
 
     limit_bytes = request.options.limit_bytes
+    short_bytes = smallest.predicted.memory_bytes - limit_bytes
     where = fullest(smallest.predicted, smallest.schedule, limit_bytes)
     return InfeasibleError(
-        f"{error}. {where}. `advice()` of this error looks for the smallest changes that would fit",
-        error.short_bytes,
+        f"{too_small(limit_bytes, short_bytes, setting)}. {where}. `advice()` of this error looks "
+        "for the smallest changes that would fit",
+        short_bytes,
         setting,
         smallest,
         advise,

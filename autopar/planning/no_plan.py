@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, InfeasibleError, OutOfTimeError
+from autopar.layouts.layout import Setting
+from autopar.planning.deadline import after
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import Pins
 from autopar.planning.problem import Infeasible
@@ -42,8 +44,9 @@ def nothing_fits(tried: Sequence[Tried], options: SearchOptions) -> AutoparError
         if isinstance(t.result, Infeasible) and not t.result.impossible
     ]
     ran_out: OutOfTimeError | None = None
+    deadline = after(options.time_limit_s)
     for at_least, _, each in sorted(queue, key=lambda entry: entry[:2]):
-        if short and at_least >= min(size for size, _ in short):
+        if short and (deadline.is_over or at_least >= min(size for size, _ in short)):
             break
         try:
             done = shortage(each, options)
@@ -59,12 +62,15 @@ def nothing_fits(tried: Sequence[Tried], options: SearchOptions) -> AutoparError
         return AutoparError("no choice of layouts is possible on any mesh")
     least, one = min(short, key=lambda pair: pair[0])
     setting = one.outer.asked
-    need = limit_bytes + least
-    return InfeasibleError(
+    return InfeasibleError(too_small(limit_bytes, least, setting), least, setting)
+
+
+def too_small(limit_bytes: int, short_bytes: int, setting: Setting) -> str:
+    """That nothing fits, and by how much the smallest plan doesn't."""
+    need = limit_bytes + short_bytes
+    return (
         f"nothing fits into {limit_bytes:,} bytes ({size(limit_bytes)}) a device: the smallest "
         f"plan, on {setting.mesh} with {setting.microbatches} microbatches, needs {need:,} bytes "
-        f"({size(need)}), short by {least:,} ({size(least)}). Give more memory or more devices, a "
-        "smaller batch, or lift a pin",
-        least,
-        setting,
+        f"({size(need)}), short by {short_bytes:,} ({size(short_bytes)}). Give more memory or more "
+        "devices, a smaller batch, or lift a pin"
     )

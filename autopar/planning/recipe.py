@@ -17,8 +17,8 @@ from autopar.plan import Plan
 from autopar.planning.deadline import NEVER, Deadline
 from autopar.planning.meshes import axes_in_order
 from autopar.planning.pins import read_pins
-from autopar.planning.reprice import unproven
 from autopar.planning.request import Request, find, make_plan
+from autopar.planning.unproven import unproven
 from autopar.planning.watch import Watch, unwatched
 from autopar.text import short_mesh, size
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
-from autopar.plan import Certificate, Plan, Predicted
+from autopar.plan import Plan, Predicted
 from autopar.planning.account import account
 from autopar.planning.decide import model_id, opaque_ops, region_choices, schedule_choice, tokens_of
 from autopar.planning.infeasible import fullest
 from autopar.planning.prices import Prices
+from autopar.planning.unproven import unproven
 from autopar.text import size
 
 REPRICED = (
@@ -60,11 +61,6 @@ def reprice(program: Program, plan: Plan, prices: Prices, state_ratio: StateRati
         runners_up=(),
         region_costs=(),
     )
-
-
-def unproven(step_s: float) -> Certificate:
-    """The certificate of a plan that no search made: no step is faster than 0 s."""
-    return Certificate("none", step_s, 0.0, 1.0, 0.0, 0, 0, 0, 0)
 
 
 def _check_memory(predicted: Predicted, plan: Plan) -> None:
