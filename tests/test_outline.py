@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
+import torch
 from clusters import cluster
 from families import llama_405b
-from models import Job, classifier, gpt2, llama
+from models import Job, classifier, deep_classifier, gpt2, llama
 from moe import grouped
 from test_space import OPTIONS
 from wide_ffn import WideFfn
@@ -18,6 +19,7 @@ from autopar.capture import capture
 from autopar.cluster import ClusterSpec, resolve_cluster
 from autopar.graph.analyse import analyse
 from autopar.layouts.stages import make_cut
+from autopar.planning import cuts as cuts_module
 from autopar.planning import settle as settle_module
 from autopar.planning.decide import _alternative
 from autopar.planning.layered import Layered
@@ -234,8 +236,9 @@ def test_a_time_limit_returns_the_best_plan_so_far_with_its_gap() -> None:
 
 
 def test_a_cut_that_doesnt_fit_says_nothing_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several parts a stage one cut is looked at: if it doesn't fit, the setting keeps its
-    bound, which counts in the certificate, and the plan says that it was one cut."""
+    """Of several parts a stage one cut of many is looked at: if it doesn't fit, the setting keeps
+    its bound, which counts in the certificate, and the plan says that it was one cut."""
+    monkeypatch.setattr(cuts_module, "SMALL", 0)
     found = space(gpt2(layers=6), resolve_cluster(cluster()), pin={"pp": 2})
     short = lambda tried, *_: (tried.layered, Infeasible(7))  # noqa: E731
     monkeypatch.setattr(settle_module, "_of_cut", short)
@@ -253,3 +256,13 @@ def test_a_cut_that_doesnt_fit_says_nothing_of_others(monkeypatch: pytest.Monkey
                     assert done.bound_s == more.bound_s < float("inf")
     assert seen[2].bound_s is not None and "the cut that was looked at: short" in seen[2].why
     assert seen[1].bound_s is None and seen[1].why == "short by 7 bytes of memory"
+
+
+def test_of_few_cuts_of_several_parts_each_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut that is likely to be best doesn't fit here: with that one alone the gap was 32 %."""
+    job, spec = deep_classifier(torch.float32, layers=6), cluster(4, memory_bytes=17_600)
+    plan = autopar.compile(job.model, spec, job.batch, loss=job.loss, progress=False).plan
+    assert plan.certificate.gap <= 1e-3
+    monkeypatch.setattr(cuts_module, "SMALL", 0)
+    one = autopar.compile(job.model, spec, job.batch, loss=job.loss, progress=False).plan
+    assert one.certificate.gap > 0.1 and one.predicted.step_s >= plan.predicted.step_s

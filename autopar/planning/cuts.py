@@ -65,12 +65,30 @@ def every_cut(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     where there are too many."""
     spread, count = anywhere.spread, len(anywhere.layered.kinds)
     if anywhere.schedule.brief.chunks > 1:
-        return None  # what a stage needs isn't the sum of what its parts need
+        return _every_of_chunks(anywhere)
     found = list(itertools.islice(_counts(spread, count), FEW + 1))
     if len(found) > FEW:
         return None
     bounds = sorted((anywhere.bound_of(counts), counts) for counts in found)
     return [one for one in bounds if np.isfinite(one[0])]
+
+
+SMALL, COLUMNS = 40, 2_000
+"""Of several parts a stage so many cuts are looked at one by one, of layers that have so many
+columns together."""
+
+
+def _every_of_chunks(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
+    """The same of several parts a stage, where cuts have no bound of their own: what a stage needs
+    isn't the sum of what its parts need. First the one that is likely to be best."""
+    kinds, inside = anywhere.layered.kinds, anywhere.layered.inside_groups
+    if inside or sum(len(kind.columns.picks) for kind in kinds.values()) > COLUMNS:
+        return None
+    found = list(itertools.islice(_counts(anywhere.spread, len(kinds)), SMALL + 1))
+    if len(found) > SMALL:
+        return None
+    first = anywhere.balanced()
+    return [(0.0, counts) for counts in sorted(found, key=lambda counts: counts != first)]
 
 
 def _counts(spread: Sequence[tuple[int, int]], count: int) -> Iterator[tuple[int, ...]]:
