@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 from models import gpt2
 from test_outline import space
+from test_space import OPTIONS
 
 from autopar.cluster import resolve_cluster
-from autopar.errors import OutOfTimeError
+from autopar.errors import InfeasibleError, OutOfTimeError
+from autopar.planning import no_plan
 from autopar.planning import settle as settle_module
 from autopar.planning.deadline import LEAST_S, NEVER, Deadline, after
+from autopar.planning.no_plan import nothing_fits
+from autopar.planning.problem import Infeasible
 from autopar.planning.settle import settle
 from autopar.planning.tried import Tried, relax
 from autopar.planning.unopened import Unopened
@@ -29,8 +33,8 @@ def test_what_is_left_of_a_deadline() -> None:
     assert soon.at_least(1.0) == soon
 
 
-def staged() -> tuple[Tried, int]:
-    """A relaxed setting with many cuts that are solved one by one, and the memory there is."""
+def staged() -> Tried:
+    """A relaxed setting with many cuts that are solved one by one."""
     found = space(gpt2(layers=6), resolve_cluster("h100:4"), pin={"pp": 2})
     for unopened in found.settings():
         for setting in unopened.scheduled if isinstance(unopened, Unopened) else ():
@@ -39,14 +43,12 @@ def staged() -> tuple[Tried, int]:
             for tried in found.open(Unopened(setting, (setting,))):
                 more = relax(tried, found.options) if isinstance(tried, Tried) else None
                 if isinstance(more, Tried) and more.result is None:
-                    return more, found.options.limit_bytes
+                    return more
     raise AssertionError("no setting has stages")
 
 
 def test_cuts_that_there_is_no_time_for_keep_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried, limit_bytes = staged()
-    options = replace(space(gpt2(), resolve_cluster("h100:4")).options, limit_bytes=limit_bytes)
-    looked = []
+    tried, looked = staged(), []
     of_cut = settle_module._of_cut
 
     def counted(*args: object) -> object:
@@ -54,7 +56,7 @@ def test_cuts_that_there_is_no_time_for_keep_their_bound(monkeypatch: pytest.Mon
         return of_cut(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(settle_module, "_of_cut", counted)
-    exact = replace(options, gap=0.0)
+    exact = replace(OPTIONS, gap=0.0)
     whole = settle(tried, exact, float("inf"))
     every = len(looked)
     looked.clear()
@@ -67,8 +69,18 @@ def test_a_cut_without_answer_in_time_keeps_its_bound(monkeypatch: pytest.Monkey
     def no_time(*_: object) -> None:
         raise OutOfTimeError("too short")
 
-    tried, limit_bytes = staged()
-    options = replace(space(gpt2(), resolve_cluster("h100:4")).options, limit_bytes=limit_bytes)
+    tried = staged()
     monkeypatch.setattr(settle_module, "_of_cut", no_time)
-    done = settle(tried, options, float("inf"))
+    done = settle(tried, OPTIONS, float("inf"))
     assert done.answer is None and done.result is None and done.bound_s == tried.bound_s
+
+
+def test_a_setting_of_whose_cuts_none_fits_isnt_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ran out of time is: whether it fits isn't known."""
+    tried = staged()
+    none_of_it = replace(tried, bound_s=float("inf"))
+    short = replace(tried, result=Infeasible(7))
+    monkeypatch.setattr(no_plan, "shortage", lambda *_: short)
+    error = nothing_fits([none_of_it, short], OPTIONS)
+    assert isinstance(error, InfeasibleError) and error.short_bytes == 7
+    assert isinstance(nothing_fits([tried, short], OPTIONS), OutOfTimeError)

@@ -1,5 +1,6 @@
 """Why a search has no plan: nothing is legal, or nothing fits and by how much it doesn't."""
 
+import math
 from collections.abc import Sequence
 
 from autopar.cluster import ClusterSpec
@@ -30,7 +31,7 @@ def nothing_legal(cluster: ClusterSpec, pins: Pins, dropped: Sequence[Dropped]) 
 
 def nothing_fits(tried: Sequence[Tried], options: SearchOptions) -> AutoparError:
     """The smallest program of all settings: those that may need least are looked at first."""
-    unknown = sum(one.result is None for one in tried)
+    unknown = sum(one.result is None and math.isfinite(one.bound_s) for one in tried)
     if unknown:
         return OutOfTimeError(
             f"{options.time_limit_s} s were too short: whether anything fits is open on {unknown} "
