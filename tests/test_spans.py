@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from autopar.planning import spans
+from autopar.planning.chunks import room_of
 from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP, TRANSIENT
-from autopar.planning.spans import Beside, layers_of, runs_of, span_of
+from autopar.planning.spans import layers_of, runs_of, span_of
 
 LAYERS, CHOICES = 5, 3
 Rows = NDArray[np.float64]
@@ -27,11 +28,12 @@ def drawn(rng: random.Random, choices: int) -> Rows:
     return row
 
 
-def best_of(layers: list[Rows], beside: Beside, limit_bytes: int) -> tuple[float, float, float]:
+def best_of(
+    layers: list[Rows], skeleton: list[Rows], base: Rows, in_flight: float, limit_bytes: int
+) -> tuple[float, float, float]:
     """By brute force: seconds, those once a step, and bytes over the limit, each at its least."""
-    base, in_flight = beside.base, float(beside.in_flight[0])
     seconds = once = over = math.inf
-    for taken in itertools.product(*layers, *beside.skeleton):
+    for taken in itertools.product(*layers, *skeleton):
         rows, own = np.array(taken[: len(layers)]), taken[len(layers) :]
         every = np.vstack([rows, *own])
         moment = max(float(rows[:, TRANSIENT].max()), sum(float(one[TRANSIENT]) for one in own))
@@ -59,12 +61,20 @@ def test_no_run_of_layers_is_below_what_its_span_says(
         order = [rng.randrange(kinds) for _ in range(LAYERS - kinds)] + list(range(kinds))
         base = np.array([0.5, 0.25, 2.0, min(float(row[:, TRANSIENT].min()) for row in rows), 1.0])
         skeleton = [drawn(rng, 2) for _ in range(rng.randint(0, 1))]
-        beside = Beside(skeleton, base, np.array([float(rng.randint(1, 3))]), 0)
-        runs, limit_bytes = runs_of(order), rng.randint(20, 90)
-        found = span_of(layers_of(runs, rows), beside, limit_bytes)
+        in_flight, runs, limit_bytes = rng.randint(1, 3), runs_of(order), rng.randint(20, 90)
+        free = limit_bytes - float(base[RESIDENT] + base[HELD] * in_flight)
+        typical = float(np.concatenate(rows)[:, TRANSIENT].mean())
+        room = room_of(float(base[SECONDS]), free, np.array([in_flight]), skeleton, typical)
+        layers = layers_of(runs, rows)
+        own_s = float(base[STEP]) + sum(float(one[:, STEP].min()) for one in skeleton)
+        found = span_of(layers, room, 0)
+        step_s = layers.step_s + own_s
         for first, last in itertools.combinations(range(LAYERS + 1), 2):
-            seconds, once, over = (float(each[runs.place[first, last]]) for each in found)
-            best = best_of([rows[kind] for kind in order[first:last]], beside, limit_bytes)
+            place = runs.place[first, last]
+            seconds, over = (float(each[place]) for each in found)
+            once = float(step_s[place])
+            mine = [rows[kind] for kind in order[first:last]]
+            best = best_of(mine, skeleton, base, in_flight, limit_bytes)
             assert seconds <= best[0] * (1 + 1e-9) and over <= best[2] + 1e-6, (seed, first, last)
             assert once == pytest.approx(best[1])
             if math.isfinite(best[0]):

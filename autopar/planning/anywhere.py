@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.planning import columns
 from autopar.planning.balanced import balanced
-from autopar.planning.chunks import Room, best_of, slowest_of_chunks
+from autopar.planning.chunks import Room, best_of, room_of, slowest_of_chunks, with_moment
 from autopar.planning.fixed_parts import FixedParts
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
@@ -41,7 +41,7 @@ from autopar.planning.region_effects import (
     input_effects,
 )
 from autopar.planning.schedules import spread, stages_of
-from autopar.planning.spans import Beside, Spans, counted_moment, layers_of, span_of, with_moment
+from autopar.planning.spans import Spans, layers_of, span_of
 from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
@@ -64,9 +64,7 @@ class Anywhere:
     @property
     def schedule(self) -> Schedule:
         """The setting's."""
-        schedule = self.layered.pricer.setting.schedule
-        assert schedule is not None
-        return schedule
+        return self.layered.schedule
 
     @cached_property
     def stages(self) -> Stages:
@@ -150,15 +148,12 @@ class Anywhere:
     def loose(self) -> Loose:
         """The problem before layers are cut, as multipliers see it."""
         every = [*self._fixed.skeleton]
-        kinds: dict[int, list[Kind]] = {}
-        for kind in self.layered.kinds.values():
-            kinds.setdefault(id(kind), []).append(kind)
-        for k, same in enumerate(kinds.values()):
-            rows = self._rows[id(same[0])]
-            options = Everywhere(rows, self.schedule.brief.stages, self.schedule.brief.chunks)
+        table = self.schedule.brief
+        for k, (key, count) in enumerate(self._counts.items()):
+            options = Everywhere(self._rows[key], table.stages, table.chunks)
             # The largest of those that a stage has is no less than their mean.
-            share = 1.0 / min(len(same), self._most_of_stage)
-            every.append(Alike(len(same), options, k + 1, share))
+            share = 1.0 / min(count, self._most_of_stage)
+            every.append(Alike(count, options, k + 1, share))
         slowest_s = self.slowest_at_least()
         return Loose(
             self.limit_bytes, self.stages, tuple(every), self._fixed.base, slowest_s, self.spread
@@ -237,11 +232,8 @@ class Anywhere:
             counts = np.array(max(self.stages.in_flight[stage], key=sum), np.float64)
             own_s = float(each * base[SECONDS] + once * base[STEP])
             free = self.limit_bytes - float(base[RESIDENT] + base[HELD:] @ counts)
-            # What is needed for a moment is the layers' or the skeleton's: the one that is likely
-            # to be larger counts.
-            moment, own = counted_moment(self._fixed.rows(stage), typical_bytes)
-            skeleton = [_weighed(costs, each, once) for costs in own]
-            found.append(Room(own_s, free, counts, skeleton, counts_moment=moment > 0.0))
+            skeleton = [_weighed(costs, each, once) for costs in self._fixed.rows(stage)]
+            found.append(room_of(own_s, free, counts, skeleton, typical_bytes))
         return found
 
     @cached_property
@@ -264,24 +256,16 @@ class Anywhere:
     def _own_s(self, each: float, once: float) -> list[float]:
         """What each stage takes at least beside layers, of so many microbatches' seconds and of
         those once a step."""
-        rows = [costs.options[0] for costs in self._fixed.skeleton]
-        return [
-            float(
-                each * base[SECONDS]
-                + once * base[STEP]
-                + sum(_weighed(row[i], each, once)[:, SECONDS].min() for row in rows if i in row)
-            )
-            for i, base in enumerate(self._fixed.base)
-        ]
+        return [float(room.beside_s(np.zeros(1))[0]) for room in self._rooms(each, once)]
 
     @cached_property
     def spans(self) -> Spans:
         """What each part takes and needs at least with every run of layers."""
         table, count = self.schedule.brief, len(self.layered.kinds)
-        base = self._fixed.base
         rows = [self._rows[key] for key in self._counts]
         runs = self.layered.pricer.works.runs_of(tuple(self._kind_numbers))
-        layers = layers_of(runs, rows)
+        layers, rooms, own_s = layers_of(runs, rows), self._rooms(1.0, 0.0), self._own_s(0.0, 1.0)
+        step_s = layers.step_s[runs.place]
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)
         first, last = np.indices((count + 1, count + 1))
@@ -289,15 +273,10 @@ class Anywhere:
         whole = ~inside[first] & ~inside[last]
         for part, (least, most) in enumerate(self.spread):
             some = whole & (last - first >= least) & (last - first <= most)
-            stage = part % table.stages
-            beside = Beside(
-                self._fixed.rows(stage),
-                base[stage],
-                np.max(np.array(self.stages.in_flight[stage], np.float64), axis=0),
-                part // table.stages,
-            )
-            own = [each[runs.place] for each in span_of(layers, beside, self.limit_bytes)]
-            seconds[part][some], once[part], over[part][some] = own[0][some], own[1], own[2][some]
+            chunk, stage = divmod(part, table.stages)
+            own = [each[runs.place][some] for each in span_of(layers, rooms[stage], chunk)]
+            seconds[part][some], over[part][some] = own
+            once[part] = step_s + own_s[stage]
         return Spans(np.where(over <= 0, seconds, np.inf), once, over)
 
 

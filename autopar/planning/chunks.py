@@ -13,10 +13,10 @@ from autopar.planning.columns import pareto
 from autopar.planning.loose import HELD, RESIDENT, SECONDS, TRANSIENT
 
 Floats = NDArray[np.float64]
-FACTORS = tuple(2.0**k for k in range(-8, 9))
-"""Multipliers of memory that are tried, in mean seconds a byte."""
-FINE = tuple(2.0 ** (k / 8) for k in range(-64, 65))
-"""The same for one stage as a whole, where they are cheap."""
+FINE: tuple[float, ...] = tuple(2.0 ** (k / 8) for k in range(-64, 65))
+"""Multipliers of memory that are tried for one stage as a whole, in mean seconds a byte."""
+FACTORS = FINE[::8]
+"""Those that are tried where each takes long."""
 COARSE = 12
 """Of these, every so manieth is tried first."""
 FEW = 4
@@ -60,10 +60,32 @@ class Room:
         return sizes
 
 
+def room_of(
+    own_s: float,
+    free_bytes: float,
+    in_flight: Floats,
+    skeleton: Sequence[Floats],
+    typical_bytes: float,
+) -> Room:
+    """A stage whose layers need about so many bytes for a moment: theirs or the skeleton's count,
+    whichever are likely to be more."""
+    if sum(float(costs[:, TRANSIENT].min()) for costs in skeleton) > typical_bytes:
+        return Room(own_s, free_bytes, in_flight, [with_moment(costs) for costs in skeleton])
+    return Room(own_s, free_bytes, in_flight, skeleton, counts_moment=typical_bytes > 0.0)
+
+
+def with_moment(costs: Floats) -> Floats:
+    """The rows with transient bytes among the resident ones."""
+    rows = costs.copy()
+    rows[:, RESIDENT] += rows[:, TRANSIENT]
+    return rows
+
+
 def slowest_of_chunks(kinds: Sequence[int], rows: Sequence[Floats], rooms: Sequence[Room]) -> float:
     """Seconds that the slowest stage takes at least; inf where no way to give stages layers fits.
     `kinds`: by layer, in which of `rows` its choices are."""
-    numbers = [SECONDS, RESIDENT, HELD, *([TRANSIENT] if rooms[0].counts_moment else [])]
+    counts_moment = any(room.counts_moment for room in rooms)
+    numbers = [SECONDS, RESIDENT, HELD, *([TRANSIENT] if counts_moment else [])]
     rows = [row[pareto(row[:, numbers])] for row in rows]
     found = [_of_equal(np.concatenate(rows), len(kinds), rooms)]
     order = sorted(range(len(rows)), key=lambda kind: float(rows[kind][:, SECONDS].min()))

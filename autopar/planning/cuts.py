@@ -73,18 +73,17 @@ def every_cut(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     return [one for one in bounds if np.isfinite(one[0])]
 
 
-SMALL, COLUMNS = 40, 2_000
-"""Of several parts a stage so many cuts are looked at one by one, of layers that have so many
-columns together."""
+SMALL = 40
+"""Of several parts a stage so many cuts are looked at one by one."""
 
 
 def _every_of_chunks(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     """The same of several parts a stage, where cuts have no bound of their own: what a stage needs
     isn't the sum of what its parts need. First the one that is likely to be best."""
-    kinds, inside = anywhere.layered.kinds, anywhere.layered.inside_groups
-    if inside or sum(len(kind.columns.picks) for kind in kinds.values()) > COLUMNS:
+    layered = anywhere.layered
+    if layered.inside_groups or layered.is_large:
         return None
-    found = list(itertools.islice(_counts(anywhere.spread, len(kinds)), SMALL + 1))
+    found = list(itertools.islice(_counts(anywhere.spread, len(layered.kinds)), SMALL + 1))
     if len(found) > SMALL:
         return None
     first = anywhere.balanced()

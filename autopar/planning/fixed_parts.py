@@ -16,7 +16,6 @@ from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP, TRANSIENT, Ali
 from autopar.planning.price import LayoutRow
 from autopar.planning.prices import Bill
 from autopar.planning.region_effects import handed_on, unused_effects
-from autopar.plugin import Schedule
 
 Floats = NDArray[np.float64]
 
@@ -27,13 +26,6 @@ class FixedParts:
 
     layered: Layered
 
-    @property
-    def schedule(self) -> Schedule:
-        """The setting's."""
-        schedule = self.layered.pricer.setting.schedule
-        assert schedule is not None
-        return schedule
-
     def rows(self, stage: int) -> list[Floats]:
         """What the skeleton's regions may do on a stage."""
         options = [costs.options[0] for costs in self.skeleton]
@@ -42,14 +34,14 @@ class FixedParts:
     @cached_property
     def _heres(self) -> tuple[Here, ...]:
         """The skeleton as each part has it wherever the layers are cut."""
-        pricer, parts = self.layered.pricer, self.schedule.brief.parts
-        axis = pricer.setting.mesh.part(self.schedule.axis)
+        pricer, parts = self.layered.pricer, self.layered.schedule.brief.parts
+        axis = pricer.setting.mesh.part(self.layered.schedule.axis)
         skeleton, layers = pricer.model.skeleton, len(self.layered.kinds)
         return pricer.works.fixed_heres(skeleton, layers, parts, axis)
 
     @cached_property
     def skeleton(self) -> tuple[Alike, ...]:
-        pricer, stages = self.layered.pricer, self.schedule.brief.stages
+        pricer, stages = self.layered.pricer, self.layered.schedule.brief.stages
         found = []
         for key in self.layered.skeleton:
             rows: dict[int, Floats] = {}
@@ -64,7 +56,7 @@ class FixedParts:
         return tuple(found)
 
     def _numbers(self, bill: Bill, part: int) -> Floats:
-        table, times = self.schedule.brief, self.layered.pricer.setting.microbatches
+        table, times = self.layered.schedule.brief, self.layered.pricer.setting.microbatches
         held = [0] * table.chunks
         held[part // table.stages] = bill.held_bytes
         sizes = (bill.lasting_bytes, bill.transient_bytes, *held)
@@ -72,7 +64,7 @@ class FixedParts:
 
     @cached_property
     def base(self) -> tuple[Floats, ...]:
-        pricer, table = self.layered.pricer, self.schedule.brief
+        pricer, table = self.layered.pricer, self.layered.schedule.brief
         model, setting, prices = pricer.model, pricer.setting, pricer.prices
         rows = [np.zeros(HELD + table.chunks) for _ in range(table.stages)]
         least = min(kind.columns.costs[:, columns.TRANSIENT].min() for kind in self.layered.every)
@@ -97,7 +89,7 @@ class FixedParts:
         microbatch, and once a step."""
         pricer = self.layered.pricer
         skeleton, setting = pricer.model.skeleton, pricer.setting
-        axis = setting.mesh.part(self.schedule.axis)
+        axis = setting.mesh.part(self.layered.schedule.axis)
         crossing: dict[tuple[Value, LayoutRow], None] = {}
         for name, (key, layouts), _ in pricer.values("", skeleton):
             value = skeleton.values[name]

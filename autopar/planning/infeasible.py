@@ -7,7 +7,7 @@ from autopar.plan import Plan, Predicted, ScheduleChoice
 from autopar.planning.advice import Advice, advice
 from autopar.planning.no_plan import too_small
 from autopar.planning.request import Request, make_plan
-from autopar.planning.unproven import unproven
+from autopar.planning.unproven import without_proof
 from autopar.planning.watch import Watch, unwatched
 from autopar.progress import shown
 from autopar.text import layer_span, size
@@ -25,13 +25,8 @@ def plan_or_explain(request: Request, watch: Watch = unwatched) -> Plan:
     except InfeasibleError as error:
         smallest = _smallest(request, error)
         if smallest.predicted.memory_bytes <= request.options.limit_bytes:
-            return replace(
-                smallest,
-                memory_limit_bytes=request.options.limit_bytes,
-                certificate=unproven(smallest.predicted.step_s),
-                alternatives=(),
-                assumptions=(*smallest.assumptions, BARELY),
-            )
+            fits = replace(smallest, memory_limit_bytes=request.options.limit_bytes)
+            return without_proof(fits, BARELY)
         raise explained(request, error, smallest) from error
 
 

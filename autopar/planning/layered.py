@@ -14,7 +14,9 @@ from autopar.planning.kinds import Kind, Kinds, late_by_region
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.problem import Cover, Edge, Use
 from autopar.planning.together import equal_edge
-from autopar.plugin import Candidate
+from autopar.plugin import Candidate, Schedule
+
+LARGE = 2_000
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,18 @@ class Layered:
     def kinds(self) -> Mapping[str, Kind]:
         """The kind of every layer."""
         return self.given or Kinds(self.pricer).by_path()
+
+    @property
+    def schedule(self) -> Schedule:
+        """The setting's, which has one."""
+        schedule = self.pricer.setting.schedule
+        assert schedule is not None
+        return schedule
+
+    @property
+    def is_large(self) -> bool:
+        """Whether proofs take long, with so many columns of all layers together."""
+        return sum(len(kind.columns.picks) for kind in self.kinds.values()) > LARGE
 
     @property
     def every(self) -> list[Kind]:

@@ -18,7 +18,7 @@ from autopar.planning.deadline import NEVER, Deadline
 from autopar.planning.meshes import axes_in_order
 from autopar.planning.pins import read_pins
 from autopar.planning.request import Request, find, make_plan
-from autopar.planning.unproven import unproven
+from autopar.planning.unproven import without_proof
 from autopar.planning.watch import Watch, unwatched
 from autopar.text import short_mesh, size
 
@@ -132,13 +132,7 @@ def _tried(
     uneven = uneven_stages(plan)
     if uneven:
         return AutoparError(uneven)
-    note = f"made by the recipe, without a search: {step_text(step)}"
-    return replace(
-        plan,
-        certificate=unproven(plan.predicted.step_s),
-        alternatives=(),
-        assumptions=(*plan.assumptions, note),
-    )
+    return without_proof(plan, f"made by the recipe, without a search: {step_text(step)}")
 
 
 def uneven_stages(plan: Plan) -> str:

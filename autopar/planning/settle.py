@@ -31,7 +31,7 @@ def settle(
         queue = [*found_cuts]
     bounds_s, result, spare_bytes, limit = [rest_s], None, 0, options.limit_bytes
     proves = math.isinf(rest_s)
-    hurried = options.time_limit_s is not None and _columns(tried.layered) > LARGE
+    hurried = options.time_limit_s is not None and tried.layered.is_large
     if proves and hurried and not tried.is_guessed:
         return _guessed(tried, queue[:CUTS], options, best_s, deadline)
     while queue:
@@ -67,13 +67,8 @@ def settle(
     return replace(tried, bound_s=proven_s, result=result, rounds=tried.rounds + 1)
 
 
-LARGE, CUTS = 2_000, 4
-"""Columns of all layers together, of more of which a proof takes long: where time is limited, first
-a guess is made, by so many cuts at most."""
-
-
-def _columns(layered: Layered) -> int:
-    return sum(len(kind.columns.picks) for kind in layered.kinds.values())
+CUTS = 4
+"""So many cuts are looked at for a guess at most."""
 
 
 def _guessed(

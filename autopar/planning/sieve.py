@@ -115,6 +115,7 @@ def _fastest(task: Task) -> tuple[Solution | None, float]:
             gap=task.gap,
             time_limit_s=task.deadline.left_s,
             most_nodes=task.most_nodes,
+            # Without need of proof, that nothing is faster than the cutoff proves nothing.
             sure=task.most_nodes is None or task.cutoff_s is None,
         )
         if bound_s is None:

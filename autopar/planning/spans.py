@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.planning.chunks import FACTORS
+from autopar.planning.chunks import FACTORS, FINE, Room
 from autopar.planning.columns import pareto
 from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP, TRANSIENT
 
@@ -24,22 +24,9 @@ class Spans:
     over_bytes: Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Beside:
-    """What a part has beside layers: the `skeleton`'s choices, what is there anyway, how many
-    microbatches each of its stage's chunks holds, and which of them it is."""
-
-    skeleton: Sequence[Floats]
-    base: Floats
-    in_flight: Floats
-    chunk: int
-
-
 FEW, MANY = 8, 2_000
 """With so many kinds of layers runs are told apart by how many they have of each, unless there are
 so many runs."""
-FINE = tuple(2.0 ** (k / 4) for k in range(-32, 33))
-"""Multipliers of memory that are tried there, in mean seconds a byte; FACTORS elsewhere."""
 LENGTHS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 2**62])
 """What is needed for a moment by one of some layers is no less than their mean: of so many."""
 
@@ -90,12 +77,12 @@ def runs_of(kinds: Sequence[int]) -> Runs:
 class Layers:
     """What layers may do, by the kinds of `runs`: `rows` of costs of all kinds, those of each from
     `starts`, without such as are worse than another in all that a part's memory and seconds see;
-    `step_s`: by kind, the least that is paid once a step."""
+    `once_s`: by kind, the least that is paid once a step."""
 
     runs: Runs
     rows: Floats
     starts: NDArray[np.int64]
-    step_s: Floats
+    once_s: Floats
 
     def least(self, values: Floats) -> Floats:
         """[…, kind], of values of each row."""
@@ -103,43 +90,36 @@ class Layers:
         return found
 
     @property
-    def moment_bytes(self) -> float:
-        """What a layer needs for a moment, about; 0 where runs of one length aren't told apart."""
-        return 0.0 if self.runs.counts is None else float(self.rows[:, TRANSIENT].mean())
+    def step_s(self) -> Floats:
+        """By run, what is paid once a step at least."""
+        return self.runs.sums(self.once_s[None, :])
 
 
 def layers_of(runs: Runs, rows: Sequence[Floats]) -> Layers:
     """The layers of runs whose kinds are places in `rows`."""
     kept = [row[pareto(row[:, [SECONDS, RESIDENT, TRANSIENT, HELD]])] for row in rows]
     starts = np.cumsum([0, *map(len, kept[:-1])])
-    step_s = np.array([float(row[:, STEP].min()) for row in rows])
-    return Layers(runs, np.concatenate(kept), starts, step_s)
+    once_s = np.array([float(row[:, STEP].min()) for row in rows])
+    return Layers(runs, np.concatenate(kept), starts, once_s)
 
 
-def span_of(layers: Layers, beside: Beside, limit_bytes: int) -> tuple[Floats, Floats, Floats]:
-    """Of one part, by run: the most seconds that some multiplier of memory proves, the least once a
-    step, and the least bytes over the limit."""
-    base, in_flight, rows, runs = beside.base, beside.in_flight, layers.rows, layers.runs
-    least_bytes = float(base[TRANSIENT])
-    moment, skeleton = counted_moment(beside.skeleton, max(least_bytes, layers.moment_bytes))
-    free = limit_bytes - float(base[RESIDENT] + base[HELD:] @ in_flight)
-    sizes = (rows[:, RESIDENT] + rows[:, HELD] * in_flight[beside.chunk])[None, :]
-    if moment and runs.counts is not None:
-        sizes = sizes + rows[:, TRANSIENT] / LENGTHS[:, None]
-    elif moment:
-        free -= least_bytes
-    own_sizes = [costs[:, RESIDENT] + costs[:, HELD:] @ in_flight for costs in skeleton]
+def span_of(layers: Layers, room: Room, chunk: int) -> tuple[Floats, Floats]:
+    """Of a stage's part, by run: the most seconds that some multiplier of memory proves, and the
+    least bytes over the limit."""
+    rows, runs, left = layers.rows, layers.runs, room.left_bytes
+    if not room.counts_moment:
+        lengths, more = LENGTHS[:1], 0.0  # all the same
+    elif runs.counts is not None:
+        lengths, more = LENGTHS, 0.0
+    else:  # no run's length is known, but that there is one layer
+        lengths, more = LENGTHS[-1:], float(rows[:, TRANSIENT].min())
+    sizes = np.array([room.layer_bytes(rows, length)[chunk] for length in lengths.tolist()])
     best = np.zeros(1)
     for multipliers in _multipliers(layers, sizes[0]):
         values = rows[:, SECONDS] + multipliers[None, :, None] * sizes[:, None, :]
-        found = runs.sums(layers.least(values)) - (multipliers * free)[:, None] + base[SECONDS]
-        for costs, own in zip(skeleton, own_sizes, strict=True):
-            found += (costs[:, SECONDS] + multipliers[:, None] * own).min(-1)[:, None]
-        best = np.maximum(best, found.max(axis=0))
-    once_s = float(base[STEP]) + sum(float(costs[:, STEP].min()) for costs in skeleton)
-    once: Floats = runs.sums(layers.step_s[None, :]) + once_s
-    over = runs.sums(layers.least(sizes)) + sum(float(own.min()) for own in own_sizes) - free
-    return best, once, over
+        beside_s = room.beside_s(multipliers) + multipliers * more
+        best = np.maximum(best, (runs.sums(layers.least(values)) + beside_s[:, None]).max(axis=0))
+    return best, runs.sums(layers.least(sizes)) + more - left
 
 
 def _multipliers(layers: Layers, sizes: Floats) -> Iterator[Floats]:
@@ -151,21 +131,6 @@ def _multipliers(layers: Layers, sizes: Floats) -> Iterator[Floats]:
         for a, b in zip(layers.starts, ends, strict=True)
     )
     if layers.runs.counts is not None:
-        yield np.array([0.0, *(pace * factor for factor in FINE)])
+        yield np.array([0.0, *(pace * factor for factor in FINE[::2])])
         return
     yield from (np.array([factor * pace]) for factor in (0.0, *FACTORS))
-
-
-def counted_moment(skeleton: Sequence[Floats], layers_bytes: float) -> tuple[float, list[Floats]]:
-    """What is needed for a moment is the layers' or the skeleton's: the larger one counts, as bytes
-    of the layers or among the skeleton's."""
-    if sum(float(costs[:, TRANSIENT].min()) for costs in skeleton) > layers_bytes:
-        return 0.0, [with_moment(costs) for costs in skeleton]
-    return layers_bytes, list(skeleton)
-
-
-def with_moment(costs: Floats) -> Floats:
-    """The rows with transient bytes among the resident ones."""
-    rows = costs.copy()
-    rows[:, RESIDENT] += rows[:, TRANSIENT]
-    return rows
