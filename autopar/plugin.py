@@ -505,11 +505,12 @@ class Collective:
 class Resident:
     """Bytes that one rank holds. "saved" is held once a microbatch in flight; of "transient" only
     the largest at a time. `when`: "end", of what follows the last layer, so that the layers'
-    backward finds it gone; "again", while a layer, or a region of it, runs again there."""
+    backward finds it gone; "again", while a layer runs again there; "alone", while a region of it
+    does by itself (one of them at a time)."""
 
     what: Literal["parameter", "gradient", "optimizer", "master", "saved", "transient"]
     bytes: int
-    when: Literal["any", "end", "again"] = "any"
+    when: Literal["any", "end", "again", "alone"] = "any"
     kind: ClassVar[str] = "resident"
 
 

@@ -18,8 +18,8 @@ CUTS = (
     "is of all."
 )
 AGAIN = (
-    "  What fits is counted on the safe side where layers run again (as if nothing that comes "
-    "after them were freed by then): a plan that fits by less than that isn't compared."
+    "  What fits is counted on the safe side where layers run again (as if later layers of their "
+    "part had freed nothing by then): a plan that fits by less than that isn't compared."
 )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autopar.planning.balanced import balanced
 from autopar.planning.chunks import Room, best_of, slowest_of_chunks
-from autopar.planning.loose import HELD, RESIDENT, SECONDS, TRANSIENT
+from autopar.planning.loose import BRIEF, HELD, RESIDENT, SECONDS, TRANSIENT
 
 STAGES, CHUNKS, COLUMNS = 2, 2, 3
 Case = tuple[list[int], list[NDArray[np.float64]], list[Room]]
@@ -25,11 +25,12 @@ def drawn(seed: int, kinds: int, tight: bool) -> Case:
         layers.reverse()
     rows = []
     for _ in range(kinds):
-        row = np.zeros((COLUMNS, HELD + 1))
+        row = np.zeros((COLUMNS, BRIEF + 1))
         row[:, SECONDS] = sorted(rng.uniform(1.0, 8.0) for _ in range(COLUMNS))
         row[:, RESIDENT] = [rng.randint(0, 3) for _ in range(COLUMNS)]
         row[:, HELD] = sorted((rng.randint(1, 9) for _ in range(COLUMNS)), reverse=True)
         row[:, TRANSIENT] = [rng.randint(0, 12) for _ in range(COLUMNS)]
+        row[:, BRIEF] = [rng.randint(0, int(most)) for most in row[:, TRANSIENT]]
         rows.append(row)
     free = rng.uniform(15.0, 45.0) if tight else 1e9
     in_flight = [np.array([rng.randint(1, 3) for _ in range(CHUNKS)], float) for _ in range(STAGES)]
@@ -39,7 +40,14 @@ def drawn(seed: int, kinds: int, tight: bool) -> Case:
         layers,
         rows,
         [
-            Room(rng.uniform(0.0, 4.0), free, each, skeleton, moment)
+            Room(
+                rng.uniform(0.0, 4.0),
+                free,
+                each,
+                skeleton,
+                moment,
+                rng.choices((0.0, 5.0), k=CHUNKS),
+            )
             for each, skeleton in zip(in_flight, own, strict=True)
         ],
     )
@@ -69,11 +77,10 @@ def stage_s(case: Case, counts: tuple[int, ...], stage: int) -> float:
         for row in (room.skeleton[0] if room.skeleton else np.zeros((1, HELD + CHUNKS)))
     ]
     for columns in itertools.product(range(COLUMNS), repeat=len(mine)):
-        taken = [
-            (row[c], room.in_flight[chunk]) for (row, chunk), c in zip(mine, columns, strict=True)
-        ]
-        need = sum(row[RESIDENT] + row[HELD] * held for row, held in taken)
-        need += max(row[TRANSIENT] for row, _ in taken) if room.counts_moment else 0.0
+        taken = [(row[c], chunk) for (row, chunk), c in zip(mine, columns, strict=True)]
+        need = sum(row[RESIDENT] + row[HELD] * room.in_flight[chunk] for row, chunk in taken)
+        moments = [max(row[BRIEF], row[TRANSIENT] - room.freed[chunk]) for row, chunk in taken]
+        need += max(moments) if room.counts_moment else 0.0
         layers_s = sum(float(row[SECONDS]) for row, _ in taken)
         best = min([best, *(own_s + layers_s for own_s, free in own if need <= free)])
     return best

@@ -259,10 +259,10 @@ def test_a_cut_that_doesnt_fit_says_nothing_of_others(monkeypatch: pytest.Monkey
 
 
 def test_of_few_cuts_of_several_parts_each_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cut that is likely to be best doesn't fit here: with that one alone the gap was 32 %."""
-    job, spec = deep_classifier(torch.float32, layers=6), cluster(4, memory_bytes=17_600)
+    """The cut that is likely to be best doesn't fit here: with that one alone the gap is 3.6 %."""
+    job, spec = deep_classifier(torch.float32, layers=5), cluster(4, memory_bytes=18_000)
     plan = autopar.compile(job.model, spec, job.batch, loss=job.loss, progress=False).plan
     assert plan.certificate.gap <= 1e-3
     monkeypatch.setattr(cuts_module, "SMALL", 0)
     one = autopar.compile(job.model, spec, job.batch, loss=job.loss, progress=False).plan
-    assert one.certificate.gap > 0.1 and one.predicted.step_s >= plan.predicted.step_s
+    assert one.certificate.gap > 0.02 and one.predicted.step_s >= plan.predicted.step_s

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import torch.fx
 
+from autopar.graph.chains import ops_after_layers
 from autopar.graph.model_graph import STREAM, Block, ModelGraph, SavedTensor
 from autopar.layouts.effects import form_residents
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.program import runs_alone
 from autopar.layouts.typing import OpTyping, RegionTyping, boundary_layout, input_layout
 from autopar.layouts.views import folded, folds, viewed
 from autopar.layouts.vocabulary import kept_instead
@@ -90,11 +92,30 @@ def saved_residents(
     """`held` as effects of the region alone: what other regions or layers keep as well counts for
     each of them, so their sum is never too small (`kept_once` is exact)."""
     found = held(block, typing, setting, group, path)
-    yield Resident("saved", found.kept.bytes)
-    for size in found.transient_bytes:
-        yield Resident("transient", size)
+    early = found.kept.bytes if path else _early(block, typing, setting, group)
+    yield Resident("saved", early)
+    if early < found.kept.bytes:
+        yield Resident("saved", found.kept.bytes - early, "end")
+    yield from moments(found, runs_alone(typing.candidate), path)
+
+
+def moments(found: Held, alone: bool, path: str) -> Iterator[Resident]:
+    """What is there while a region's ops exchange what they take, and while something runs again;
+    where the region does alone, both happen then."""
+    if alone:
+        most = max([*found.transient_bytes, found.again_bytes])
+        yield Resident("transient", most, "alone" if path else "end")
+        return
+    yield from (Resident("transient", size) for size in found.transient_bytes)
     if found.again_bytes:
-        yield Resident("transient", found.again_bytes, "again")
+        yield Resident("transient", found.again_bytes, "again" if path else "end")
+
+
+def _early(block: Block, typing: RegionTyping, setting: Setting, group: tuple[str, ...]) -> int:
+    """What a region of the skeleton keeps of the ops before the last layer's call."""
+    after = ops_after_layers(block)
+    ops = {name: op for name, op in typing.ops.items() if name not in after}
+    return held(block, replace(typing, ops=ops), setting, group, "").kept.bytes
 
 
 def saved(block: Block, typing: RegionTyping, setting: Setting) -> Kept:

@@ -17,7 +17,7 @@ from autopar.layouts.flow import Choices, Flow, needs
 from autopar.layouts.kept_once import kept_once
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import Program, runs_alone
-from autopar.layouts.saved import Held, Kept, held
+from autopar.layouts.saved import Held, Kept, held, moments
 from autopar.layouts.stages import Here
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.traffic import loss_transients
@@ -237,16 +237,15 @@ def _for_a_while(
     path: str, helds: Sequence[tuple[str, Held]], choices: Choices
 ) -> Iterator[Effect]:
     """What is there while ops exchange what they take, and while something runs again."""
-    moments: list[int] = []
+    alone: list[Resident] = []
     for region, one in helds:
+        found = moments(one, runs_alone(choices[region]), path)
         if runs_alone(choices[region]):
-            moments += (*one.transient_bytes, one.again_bytes)
-            continue
-        yield from (Resident("transient", size) for size in one.transient_bytes)
-        if one.again_bytes:
-            yield Resident("transient", one.again_bytes, "again")
-    if moments:  # one region runs again at a time
-        yield Resident("transient", max(moments), "again" if path else "end")
+            alone += found
+        else:
+            yield from found
+    if alone:  # one region runs again at a time
+        yield max(alone, key=lambda resident: resident.bytes)
 
 
 def _conversions(flow: Flow, here: Here | None) -> Iterator[tuple[str, Layout, tuple[Step, ...]]]:

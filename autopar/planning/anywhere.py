@@ -25,13 +25,13 @@ from autopar.planning.loose import (
     RESIDENT,
     SECONDS,
     STEP,
-    TRANSIENT,
     Alike,
     Everywhere,
     Loose,
     Multipliers,
     by_slowest,
     least_bytes_of,
+    moments,
 )
 from autopar.planning.multipliers import Bound, bound, bound_by
 from autopar.planning.prices import Bill
@@ -150,14 +150,24 @@ class Anywhere:
         every = [*self._fixed.skeleton]
         table = self.schedule.brief
         for k, (key, count) in enumerate(self._counts.items()):
-            options = Everywhere(self._rows[key], table.stages, table.chunks)
             # The largest of those that a stage has is no less than their mean.
-            share = 1.0 / min(count, self._most_of_stage)
+            share, freed = 1.0 / min(count, self._most_of_stage), self._fixed.freed
+            args = (table.stages, table.chunks, freed, self._moment_factors(count))
+            options = Everywhere(self._rows[key], *args)
             every.append(Alike(count, options, k + 1, share))
         slowest_s = self.slowest_at_least()
         return Loose(
             self.limit_bytes, self.stages, tuple(every), self._fixed.base, slowest_s, self.spread
         )
+
+    def _moment_factors(self, count: int) -> Floats:
+        """By part, how often transient bytes count of one of so many layers: where those of some
+        parts of a stage don't, the mean is over fewer."""
+        stages, counted = self.schedule.brief.stages, self._fixed.counted
+        most = np.array([most for _, most in self.spread]) * counted
+        of_stage = np.minimum(most.reshape(-1, stages).sum(axis=0), count)
+        own: Floats = np.tile(min(count, self._most_of_stage) / of_stage, len(counted) // stages)
+        return counted * own
 
     def bound_of(self, counts: Sequence[int]) -> float:
         """Seconds that no program beats whose parts have so many layers; of one part a stage."""
@@ -187,13 +197,13 @@ class Anywhere:
     @cached_property
     def _rows(self) -> Mapping[int, Floats]:
         """By kind (its id): seconds, step seconds, resident, transient and held bytes of each
-        column."""
+        column, and its transient bytes where nothing runs again."""
         return {id(kind): self._layer_rows(kind) for kind in self.layered.every}
 
     def _layer_rows(self, kind: Kind) -> Floats:
         costs = kind.columns.costs
         order = [columns.EACH_S, columns.ONCE_S, columns.RESIDENT, columns.TRANSIENT, columns.HELD]
-        rows = costs[:, order].copy()
+        rows = costs[:, [*order, columns.BRIEF]].copy()
         bill = self._inputs(kind)
         times = self.layered.pricer.setting.microbatches
         rows[:, SECONDS] += bill.each_s(times)
@@ -227,13 +237,15 @@ class Anywhere:
 
     def _rooms(self, each: float, once: float) -> list[Room]:
         found = []
-        typical_bytes = float(np.concatenate([*self._rows.values()])[:, TRANSIENT].mean())
+        every = np.concatenate([*self._rows.values()])
         for stage, base in enumerate(self._fixed.base):
             counts = np.array(max(self.stages.in_flight[stage], key=sum), np.float64)
             own_s = float(each * base[SECONDS] + once * base[STEP])
             free = self.limit_bytes - float(base[RESIDENT] + base[HELD:] @ counts)
             skeleton = [_weighed(costs, each, once) for costs in self._fixed.rows(stage)]
-            found.append(room_of(own_s, free, counts, skeleton, typical_bytes))
+            freed = self._fixed.freed[stage :: len(self._fixed.base)].tolist()
+            typical = float(np.mean([moments(every, one).mean() for one in freed]))
+            found.append(room_of(own_s, free, counts, skeleton, typical, freed))
         return found
 
     @cached_property

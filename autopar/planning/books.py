@@ -214,7 +214,7 @@ def _held(residents: Iterable[tuple[str, Resident]], stage: Stage) -> Mapping[st
         elif one.what == "saved":
             saved[stage.chunks[path]][path] += one.bytes
         elif one.what == "transient":
-            (again if one.when == "again" else transients)[path] += one.bytes
+            (transients if one.when == "any" else again)[path] += one.bytes
         else:
             memory[one.what] += one.bytes
     # What the skeleton needs for a moment stays for the whole step, but for what ends it.

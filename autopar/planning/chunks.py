@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.planning.columns import pareto
-from autopar.planning.loose import HELD, RESIDENT, SECONDS, TRANSIENT
+from autopar.planning.loose import BRIEF, HELD, RESIDENT, SECONDS, TRANSIENT, moments
 
 Floats = NDArray[np.float64]
 FINE: tuple[float, ...] = tuple(2.0 ** (k / 8) for k in range(-64, 65))
@@ -28,13 +28,15 @@ class Room:
     """A stage: seconds of a microbatch that it takes whatever is chosen, bytes that are then free,
     by part how many microbatches' activations it holds, and choices beside layers: the skeleton's
     regions' on it, with what is held by part. `counts_moment`: whether what its layers need for a
-    moment is to be found in these bytes too, for one of them, which is no less than their mean."""
+    moment is to be found in these bytes too, for one of them, which is no less than their mean;
+    `freed`: by part, the bytes that are gone by then (() for none)."""
 
     own_s: float
     free_bytes: float
     in_flight: Floats
     skeleton: Sequence[Floats] = ()
     counts_moment: bool = False
+    freed: Sequence[float] = ()
 
     def beside_s(self, multipliers: Floats) -> Floats:
         """By multiplier of memory (seconds a byte), what it takes at least beside layers, less what
@@ -50,10 +52,25 @@ class Room:
         return self.free_bytes - sum(float(self._sizes(costs).min()) for costs in self.skeleton)
 
     def layer_bytes(self, rows: Floats, layers: int) -> Floats:
-        """[part, row]: what a layer's choices need on a stage with so many layers."""
-        moment = rows[:, TRANSIENT] / max(layers, 1) if self.counts_moment else 0.0
-        sizes: Floats = rows[:, RESIDENT] + moment + rows[:, HELD] * self.in_flight[:, None]
+        """[part, row]: what a layer's choices need on a stage with so many layers, spread evenly
+        over its parts. For a moment those of the parts count that find least freed."""
+        sizes: Floats = rows[:, RESIDENT] + rows[:, HELD] * self.in_flight[:, None]
+        if self.counts_moment:
+            freed = np.array(self.freed or np.zeros(len(sizes)))
+            counted = freed == freed.min()
+            among = min(layers, int(counted.sum()) * -(-layers // len(sizes)))
+            sizes = sizes + counted[:, None] * moments(rows, float(freed.min())) / max(among, 1)
         return sizes
+
+    def part_bytes(self, rows: Floats, layers: int, part: int) -> Floats:
+        """[row]: the same in a part that has so many by itself."""
+        moment = self.moments(rows, part) / max(layers, 1) if self.counts_moment else 0.0
+        sizes: Floats = rows[:, RESIDENT] + moment + rows[:, HELD] * self.in_flight[part]
+        return sizes
+
+    def moments(self, rows: Floats, part: int) -> Floats:
+        """What each of a layer's choices needs for a moment in a part."""
+        return moments(rows, self.freed[part] if self.freed else 0.0)
 
     def _sizes(self, costs: Floats) -> Floats:
         sizes: Floats = costs[:, RESIDENT] + costs[:, HELD:] @ self.in_flight
@@ -66,12 +83,14 @@ def room_of(
     in_flight: Floats,
     skeleton: Sequence[Floats],
     typical_bytes: float,
+    freed: Sequence[float] = (),
 ) -> Room:
     """A stage whose layers need about so many bytes for a moment: theirs or the skeleton's count,
     whichever are likely to be more."""
     if sum(float(costs[:, TRANSIENT].min()) for costs in skeleton) > typical_bytes:
         return Room(own_s, free_bytes, in_flight, [with_moment(costs) for costs in skeleton])
-    return Room(own_s, free_bytes, in_flight, skeleton, counts_moment=typical_bytes > 0.0)
+    counts = typical_bytes > 0.0
+    return Room(own_s, free_bytes, in_flight, skeleton, counts, freed)
 
 
 def with_moment(costs: Floats) -> Floats:
@@ -85,7 +104,7 @@ def slowest_of_chunks(kinds: Sequence[int], rows: Sequence[Floats], rooms: Seque
     """Seconds that the slowest stage takes at least; inf where no way to give stages layers fits.
     `kinds`: by layer, in which of `rows` its choices are."""
     counts_moment = any(room.counts_moment for room in rooms)
-    numbers = [SECONDS, RESIDENT, HELD, *([TRANSIENT] if counts_moment else [])]
+    numbers = [SECONDS, RESIDENT, HELD, *([TRANSIENT, BRIEF] if counts_moment else [])]
     rows = [row[pareto(row[:, numbers])] for row in rows]
     found = [_of_equal(np.concatenate(rows), len(kinds), rooms)]
     order = sorted(range(len(rows)), key=lambda kind: float(rows[kind][:, SECONDS].min()))

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from autopar.planning.problem import Edge
 
 Costs = NDArray[np.float64]
-"""One row a choice: seconds a microbatch, seconds a step, resident, held and transient bytes."""
-EACH_S, ONCE_S, RESIDENT, HELD, TRANSIENT = range(5)
-NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0)
+"""One row a choice: seconds a microbatch, seconds a step, resident, held and transient bytes, of
+these those that aren't there for what runs again. A part's costs also have those for what runs
+again by itself: only the largest of all parts counts, as transient bytes."""
+EACH_S, ONCE_S, RESIDENT, HELD, TRANSIENT, BRIEF, ALONE = range(7)
+WIDTH = ALONE + 1
 
 
 Facts = frozenset[tuple[Hashable, ...]]
@@ -70,11 +72,12 @@ def columns(parts: Sequence[Part], edges: Sequence[Edge], counted: Costs) -> Col
     """The Pareto front of all combinations. `edges` join parts, by index; their seconds are those
     of a microbatch. `counted`: the sums of costs that matter, one a row."""
     start = _State((None,) * len(edges), frozenset())
-    fronts = {start: _Front(np.zeros((1, 5)), np.zeros((1, 0), np.int32))}
+    fronts = {start: _Front(np.zeros((1, WIDTH)), np.zeros((1, 0), np.int32))}
     ends = [max([edge.source.slot, *(use.slot for use in edge.uses)]) for edge in edges]
     for p, part in enumerate(parts):
         closing = [e for e, end in enumerate(ends) if end == p]
         fronts = _extended(fronts, p, part, edges, closing, counted)
+    fronts = {state: _whole(front, counted) for state, front in fronts.items()}
     return _collected(fronts, len(parts))
 
 
@@ -106,7 +109,9 @@ def _extended(
             crossings[e] = None
         state = _State(tuple(crossings), before.seen | part.seen[c])
         count, more = len(front.costs), len(own.costs)
-        costs = (front.costs[:, None, :] + own.costs[None, :, :]).reshape(-1, 5) + paid
+        costs = (front.costs[:, None, :] + own.costs[None, :, :]).reshape(-1, WIDTH) + paid
+        most = np.maximum(front.costs[:, None, ALONE], own.costs[None, :, ALONE])
+        costs[:, ALONE] = most.reshape(-1)
         picks = np.hstack([np.repeat(front.picks, more, axis=0), np.tile(own.picks, (count, 1))])
         found.setdefault(state, []).append(_Front(costs, picks))
     return {state: _best(some, counted) for state, some in found.items()}
@@ -139,7 +144,7 @@ def _classes(p: int, part: Part, edges: Sequence[Edge], counted: Costs) -> list[
 
 def _paid(crossings: Sequence[tuple[Edge, Crossing | None]]) -> tuple[float, ...] | None:
     """What the edges cost, or None where one is impossible."""
-    paid = list(NOTHING)
+    paid = [0.0] * WIDTH
     for edge, crossing in crossings:
         assert crossing is not None, edge.name
         made, needed = crossing
@@ -161,6 +166,13 @@ def _best(fronts: Sequence[_Front], counted: Costs) -> _Front:
     return _Front(costs[kept], picks[kept])
 
 
+def moment_bytes(costs: Costs, freed_bytes: float) -> NDArray[np.float64]:
+    """What each choice needs for a moment in a part where so much has been freed when the backward
+    comes to it, of what counts throughout: the first to run again finds it gone."""
+    found: NDArray[np.float64] = np.maximum(costs[:, BRIEF], costs[:, TRANSIENT] - freed_bytes)
+    return found
+
+
 def pareto(costs: Costs) -> NDArray[np.int64]:
     """Indices of the rows that no other row is at most equal to in every column, sorted by cost."""
     order = np.lexsort(costs.T[::-1])
@@ -176,9 +188,18 @@ def pareto(costs: Costs) -> NDArray[np.int64]:
     return order[alive]
 
 
+def _whole(front: _Front, counted: Costs) -> _Front:
+    """Without the column that parts have."""
+    costs = front.costs.copy()
+    costs[:, TRANSIENT] += costs[:, ALONE]
+    costs[:, ALONE] = 0.0
+    best = _best([_Front(costs, front.picks)], counted)
+    return _Front(best.costs[:, :ALONE], best.picks)
+
+
 def _collected(fronts: dict[_State, _Front], count: int) -> Columns:
     if not fronts:
-        return Columns(np.zeros((0, 5)), (), ())
+        return Columns(np.zeros((0, ALONE)), (), ())
     seen = [state.seen for state, front in fronts.items() for _ in front.costs]
     picks = [tuple(map(int, row)) for front in fronts.values() for row in front.picks]
     assert all(len(row) == count for row in picks)

@@ -1,6 +1,7 @@
 """What each part of a pipeline has wherever the layers are cut: the ops of the skeleton that lie in
 the same part in every cut, and what it costs at least to hand a layer's result on."""
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.graph.model_graph import STREAM, Value
+from autopar.layouts.layout import Layout
 from autopar.layouts.stages import Here
 from autopar.planning import columns
 from autopar.planning.layered import Layered
 from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP, TRANSIENT, Alike
 from autopar.planning.price import LayoutRow
 from autopar.planning.prices import Bill
-from autopar.planning.region_effects import handed_on, unused_effects
+from autopar.planning.region_effects import handed_on, messages_bytes, unused_effects
+from autopar.plugin import Resident
 
 Floats = NDArray[np.float64]
 
@@ -63,15 +66,32 @@ class FixedParts:
         return np.array([bill.each_s(times), bill.step_s, *sizes], np.float64)
 
     @cached_property
+    def freed(self) -> Floats:
+        """By part, what has been freed when its layers' backward comes."""
+        parts = range(self.layered.schedule.brief.parts)
+        return np.array([self.layered.freed_bytes(part) for part in parts], np.float64)
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """By part, whether what its layers need for a moment counts: that of a stage is no less
+        than the mean over any of its layers, so those that find most freed are left out."""
+        stages = self.layered.schedule.brief.stages
+        least = self.freed.reshape(-1, stages).min(axis=0)
+        found: NDArray[np.bool_] = self.freed == np.tile(least, len(self.freed) // stages)
+        return found
+
+    @cached_property
     def base(self) -> tuple[Floats, ...]:
         pricer, table = self.layered.pricer, self.layered.schedule.brief
         model, setting, prices = pricer.model, pricer.setting, pricer.prices
         rows = [np.zeros(HELD + table.chunks) for _ in range(table.stages)]
-        least = min(kind.columns.costs[:, columns.TRANSIENT].min() for kind in self.layered.every)
-        for row in rows:
+        for stage, row in enumerate(rows):
             row[STEP] += pricer.scalars().step_s
             row[RESIDENT] += prices.overhead_bytes()
-            row[TRANSIENT] = least  # every stage has a layer
+            freed = self.freed[stage :: table.stages].min()
+            row[TRANSIENT] = min(  # every part has a layer
+                columns.moment_bytes(kind.columns.costs, freed).min() for kind in self.layered.every
+            )
         for part, here in enumerate(self._heres):
             bill = pricer.outside_bill(here)
             if part == 0:
@@ -81,6 +101,7 @@ class FixedParts:
             rows[part % table.stages] += own
             sends = (part < table.parts - 1) + (part > 0)
             rows[part % table.stages][SECONDS : STEP + 1] += sends * self._send_s
+            rows[part % table.stages][RESIDENT] += sends * self._message_bytes
         return tuple(rows)
 
     @cached_property
@@ -88,19 +109,29 @@ class FixedParts:
         """What it costs at least to hand a layer's result on, or its gradient back: seconds of a
         microbatch, and once a step."""
         pricer = self.layered.pricer
-        skeleton, setting = pricer.model.skeleton, pricer.setting
-        axis = setting.mesh.part(self.layered.schedule.axis)
-        crossing: dict[tuple[Value, LayoutRow], None] = {}
-        for name, (key, layouts), _ in pricer.values("", skeleton):
-            value = skeleton.values[name]
-            if key[0] and key[1] == STREAM and value.needs_grad:
-                crossing[value, layouts] = None  # those of alike layers are equal
+        axis = pricer.setting.mesh.part(self.layered.schedule.axis)
         sends = {
-            handed_on(value, "", layout, setting, forward, axis): None
-            for value, layouts in crossing
-            for layout in dict.fromkeys(layouts)
+            handed_on(value, "", layout, pricer.setting, forward, axis): None
+            for value, layout in self._crossing
             for forward in (True, False)
         }
         costs = [pricer.prices.seconds(send) for send in sends] or [(0.0, 0.0)]
         least: Floats = np.array(costs).min(axis=0)
         return least
+
+    @cached_property
+    def _message_bytes(self) -> int:
+        """The room at a boundary for a layer's result and its gradient, at least."""
+        pricer = self.layered.pricer
+        sizes = [messages_bytes(*crossing, pricer.setting) for crossing in self._crossing]
+        return math.ceil(pricer.prices.cost(Resident("transient", min(sizes, default=0))))
+
+    @cached_property
+    def _crossing(self) -> list[tuple[Value, Layout]]:
+        """What layers may hand on, in each layout; those of alike layers are equal."""
+        pricer, rows = self.layered.pricer, dict[tuple[Value, LayoutRow], None]()
+        for name, (key, layouts), _ in pricer.values("", pricer.model.skeleton):
+            value = pricer.model.skeleton.values[name]
+            if key[0] and key[1] == STREAM and value.needs_grad:
+                rows[value, layouts] = None
+        return list(dict.fromkeys((v, layout) for v, row in rows for layout in dict.fromkeys(row)))

@@ -14,7 +14,21 @@ from numpy.typing import NDArray
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.program import group_of
 from autopar.layouts.stages import Here
-from autopar.planning.columns import Columns, Costs, Part, columns, pareto
+from autopar.planning.columns import (
+    ALONE,
+    BRIEF,
+    EACH_S,
+    HELD,
+    ONCE_S,
+    RESIDENT,
+    TRANSIENT,
+    WIDTH,
+    Columns,
+    Costs,
+    Part,
+    columns,
+    pareto,
+)
 from autopar.planning.joined import Late, Taken, late_rates, late_seconds, unit_edges
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.problem import Edge
@@ -143,9 +157,12 @@ class Kinds:
         """Without stages only sums of costs count."""
         setting = self.pricer.setting
         if setting.schedule is not None:
-            return np.eye(5)
-        times = setting.microbatches
-        return np.array([[times, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]], np.float64)
+            return np.eye(WIDTH)
+        sums = np.zeros((5, WIDTH))
+        sums[0, [EACH_S, ONCE_S]] = setting.microbatches, 1.0
+        sums[1, [RESIDENT, HELD]] = 1.0
+        sums[2, TRANSIENT] = sums[3, BRIEF] = sums[4, ALONE] = 1.0
+        return sums
 
     def _costs(
         self,
@@ -158,8 +175,8 @@ class Kinds:
             bill = self.pricer.bill(path, candidate)
             each_s = bill.each_s(times) + sum(late[0] for late in more)
             once_s = bill.step_s + sum(late[1] for late in more)
-            sizes = (bill.lasting_bytes, bill.held_bytes, bill.transient_bytes)
-            rows.append((each_s, once_s, *sizes))
+            moment = bill.transient_bytes - bill.alone_bytes, bill.brief_bytes, bill.alone_bytes
+            rows.append((each_s, once_s, bill.lasting_bytes, bill.held_bytes, *moment))
         return np.array(rows)
 
     def _units(self, path: str, regions: Regions, index: Mapping[SlotKey, int]) -> Iterator[Edge]:

@@ -64,6 +64,28 @@ class Layered:
         """The skeleton's regions."""
         return tuple(key for key in self.pricer.candidates if key[0] == "")
 
+    @cached_property
+    def _freed(self) -> tuple[int, int]:
+        """What follows the last layer keeps and needs for a moment at least; of this, what it needs
+        for a moment."""
+        every = [
+            [self.pricer.bill("", one) for one in self.pricer.candidates[key]]
+            for key in self.skeleton
+        ]
+        both = sum(min(bill.late_bytes + bill.closing_bytes for bill in bills) for bills in every)
+        return both, sum(min(bill.closing_bytes for bill in bills) for bills in every)
+
+    def freed_bytes(self, part: int = -1) -> int:
+        """What is gone of a part's bytes, at least, when its last layer's backward begins: of what
+        follows the last layer of all. (-1: the last part.)"""
+        schedule = self.pricer.setting.schedule
+        if schedule is None:
+            return self._freed[0]
+        table = schedule.brief
+        if part in (-1, table.parts - 1):
+            return self._freed[0]
+        return self._freed[1] if part % table.stages == table.stages - 1 else 0
+
     def skeleton_late(self, here: Here | None = None) -> dict[str, list[Late]]:
         """What the skeleton's joined calls cost beyond their full rate, by region and candidate."""
         regions = {region: self.pricer.candidates["", region] for _, region in self.skeleton}

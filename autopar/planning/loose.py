@@ -14,17 +14,22 @@ from autopar.planning.problem import Stages
 Floats = NDArray[np.float64]
 SECONDS, STEP, RESIDENT, TRANSIENT, HELD = range(5)
 """Columns of costs; what is held has one for each chunk."""
+BRIEF = HELD + 1
+"""Of a layer wherever it lies: its transient bytes where nothing runs again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Everywhere(Sequence[dict[int, Floats]]):
     """The options of a slot that may lie in any part, where it costs the same: `rows` of costs, one
-    a choice, with what is held in the last column. Made when asked for: a thousand layers in a
-    hundred parts have a hundred thousand."""
+    a choice, with what is held in one column. `freed`: by part, what has been freed when a layer's
+    backward comes; `factor`: by part, how often transient bytes count. Made when asked for: a
+    thousand layers in a hundred parts have a hundred thousand."""
 
     rows: Floats
     stages: int
     chunks: int
+    freed: Floats
+    factor: Floats
 
     def __len__(self) -> int:
         return self.stages * self.chunks
@@ -34,24 +39,33 @@ class Everywhere(Sequence[dict[int, Floats]]):
 
     @cached_property
     def _made(self) -> tuple[dict[int, Floats], ...]:
-        by_chunk = []
-        for chunk in range(self.chunks):
+        known: dict[tuple[int, float, float], Floats] = {}
+        of_moments = zip(self.freed.tolist(), self.factor.tolist(), strict=True)
+        keys = [(part // self.stages, *one) for part, one in enumerate(of_moments)]
+        for key in dict.fromkeys(keys):
             held = np.zeros((len(self.rows), self.chunks))
-            held[:, chunk] = self.rows[:, HELD]
-            by_chunk.append(np.hstack([self.rows[:, :HELD], held]))
-        parts = range(len(self))
-        return tuple({part % self.stages: by_chunk[part // self.stages]} for part in parts)
+            held[:, key[0]] = self.rows[:, HELD]
+            own = known[key] = np.hstack([self.rows[:, :HELD], held])
+            own[:, TRANSIENT] = self._moments(*key[1:])
+        return tuple({part % self.stages: known[key]} for part, key in enumerate(keys))
 
-    def weighed(self, plain: Sequence[Floats], moments: Floats) -> Floats:
+    def _moments(self, freed: float, factor: float) -> Floats:
+        return factor * moments(self.rows, freed)
+
+    def weighed(self, plain: Sequence[Floats], by_stage: Floats) -> Floats:
         """What each choice weighs in each part, by the stages' weights and those of transient
         bytes."""
         parts = np.arange(len(self))
         by_part = np.array(plain)[parts % self.stages]
         counted = np.empty((len(self), HELD + 1))
         counted[:, :HELD] = by_part[:, :HELD]
-        counted[:, TRANSIENT] = moments[parts % self.stages]
+        counted[:, TRANSIENT] = by_stage[parts % self.stages]
         counted[:, HELD] = by_part[parts, HELD + parts // self.stages]
-        return counted @ self.rows.T
+        found: Floats = counted @ self.rows[:, :BRIEF].T
+        for part in np.flatnonzero((self.freed > 0) | (self.factor != 1.0)):
+            own = self._moments(self.freed[part], self.factor[part])
+            found[part] += counted[part, TRANSIENT] * (own - self.rows[:, TRANSIENT])
+        return found
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,13 @@ def _moments(every: Sequence[Alike]) -> int:
     return 1 + max([one.moment for one in every], default=0)
 
 
+def moments(rows: Floats, freed_bytes: float) -> Floats:
+    """Of layers' rows, what each needs for a moment where so much has been freed
+    (`columns.moment_bytes`)."""
+    found: Floats = np.maximum(rows[:, BRIEF], rows[:, TRANSIENT] - freed_bytes)
+    return found
+
+
 def without_memory(loose: Loose) -> Multipliers:
     """Multipliers by which memory doesn't count and every stage is as slow as the slowest."""
     count = len(loose.stages.in_flight)
@@ -149,8 +170,8 @@ def priced(loose: Loose, found: Multipliers) -> tuple[float, list[list[Floats]]]
         mine: list[Floats] = []
         if isinstance(one.options, Everywhere):
             own = found.most - found.least if loose.part_of(one, 0) == 0 else 0.0
-            moments = found.moments[:, one.moment] * one.moment_share
-            mine = list(one.options.weighed(plain, moments) + np.reshape(own, (-1, 1)))
+            by_stage = found.moments[:, one.moment] * one.moment_share
+            mine = list(one.options.weighed(plain, by_stage) + np.reshape(own, (-1, 1)))
             weights.append(mine)
             total += one.count * float(np.min(mine))
             continue

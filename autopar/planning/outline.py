@@ -175,7 +175,7 @@ class Outlines:
         kinds: dict[int, Kind] = {}
         for path, kind in layered.kinds.items():  # alike layers have alike parameters
             if id(kind) not in kinds:
-                kinds[id(kind)] = kind.beside(fronts[path] * [1, steps, 1, 1, 1])
+                kinds[id(kind)] = kind.beside(fronts[path] * [1, steps, 1, 1, 1, 1])
         return layered.with_kinds(kinds)
 
     def _staged(self, pricer: Pricer, setting: Setting) -> Pricer:

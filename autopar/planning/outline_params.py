@@ -16,7 +16,7 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.chunks import FACTORS
-from autopar.planning.columns import EACH_S, ONCE_S, RESIDENT, TRANSIENT, pareto
+from autopar.planning.columns import ALONE, EACH_S, ONCE_S, RESIDENT, TRANSIENT, pareto
 from autopar.planning.pins import Pins
 from autopar.planning.plain_axes import candidates_of
 from autopar.planning.price import Layouts, Pricer
@@ -113,7 +113,7 @@ def _front_of(pricer: Pricer, path: str, candidates: Sequence[Candidate]) -> Fro
         if only not in known:
             known[only] = tuple(param_layouts(block, pricer.typing(block, only)).items())
         bill = pricer.params_bill(block, known[only], candidate.params, True)
-        sizes = (bill.lasting_bytes, bill.held_bytes, bill.transient_bytes)
+        sizes = (bill.lasting_bytes, bill.held_bytes, bill.transient_bytes, bill.brief_bytes)
         rows.append((bill.each_s(times), bill.step_s, *sizes))
     return _best(np.array(rows))
 
@@ -127,9 +127,9 @@ def _best(rows: Front) -> Front:
 
 
 def _summed(fronts: Sequence[Front]) -> Front:
-    total = np.zeros((1, 5))
+    total = np.zeros((1, ALONE))
     for front in fronts:
-        total = _best((total[:, None, :] + front[None, :, :]).reshape(-1, 5))
+        total = _best((total[:, None, :] + front[None, :, :]).reshape(-1, ALONE))
     return total
 
 

@@ -36,6 +36,14 @@ class Bill:
     """The seconds that are paid once a step, of all of them."""
     held_bytes: int = 0
     """The resident bytes that are held for each microbatch in flight, of all of them."""
+    again_bytes: int = 0
+    """The transient bytes that are there for what runs again, of all of them."""
+    alone_bytes: int = 0
+    """Of these, what regions need that run again by themselves, one at a time."""
+    late_bytes: int = 0
+    """The held bytes of what follows the last layer: its backward is the first to free its own."""
+    closing_bytes: int = 0
+    """The transient bytes of what follows the last layer."""
     units: Mapping[Collective, int] = field(default_factory=dict)
     """The joined calls that it takes part in, with its bytes: what they cost beside these at a full
     rate isn't in it."""
@@ -44,6 +52,11 @@ class Bill:
     def seconds(self) -> float:
         """Everything, as the weights count it."""
         return self.compute_s + self.communication_s + self.optimizer_s
+
+    @property
+    def brief_bytes(self) -> int:
+        """The transient bytes that are there whether something runs again or not."""
+        return self.transient_bytes - self.again_bytes
 
     @property
     def lasting_bytes(self) -> int:
@@ -63,6 +76,10 @@ class Bill:
             self.transient_bytes + other.transient_bytes,
             self.step_s + other.step_s,
             self.held_bytes + other.held_bytes,
+            self.again_bytes + other.again_bytes,
+            self.alone_bytes + other.alone_bytes,
+            self.late_bytes + other.late_bytes,
+            self.closing_bytes + other.closing_bytes,
             joined_units(self.units, other.units),
         )
 
@@ -148,7 +165,7 @@ class Prices:
     def bill(self, effects: Iterable[Effect], microbatches: int) -> Bill:
         """The sum over effects; those that occur once a microbatch count that often."""
         compute = communication = optimizer = once = 0.0
-        resident = transient = held = 0
+        resident = transient = held = again = alone = late = closing = 0
         units: dict[Collective, int] = {}
         for effect in effects:
             assert not isinstance(effect, Alongside), effect
@@ -156,9 +173,13 @@ class Prices:
                 size = math.ceil(self.cost(effect))
                 if effect.what == "transient":
                     transient += size
+                    again += size if effect.when in ("again", "alone") else 0
+                    alone += size if effect.when == "alone" else 0
+                    closing += size if effect.when == "end" else 0
                 else:
                     resident += size
                     held += size if effect.what == "saved" else 0
+                    late += size if effect.when == "end" else 0
                 continue
             if isinstance(effect, Collective) and effect.unit:
                 each_s, once_s = self._joined(effect)
@@ -178,6 +199,10 @@ class Prices:
             *(compute, communication, optimizer, resident, transient),
             step_s=once,
             held_bytes=held,
+            again_bytes=again,
+            alone_bytes=alone,
+            late_bytes=late,
+            closing_bytes=closing,
             units=units,
         )
 

@@ -159,12 +159,14 @@ def _solved(
 def _answered(
     tried: Tried, layered: Layered, found: Solution, cut: Cut | None, options: SearchOptions
 ) -> Tried:
-    """With the program of a solution, if the account says that it is faster than what is there."""
+    """With the program of a solution, if the account says that it is faster than what is there, and
+    that it fits: the search's count is meant to be above the account's, and must not be trusted."""
     program = layered.program(found.choices, cut)
     books = books_by_stage(program, tried.layered.pricer.prices, options.state_ratio)
     step_s, spent = step_seconds(books, program.setting), spent_in_step(books, program.setting)
     answer = tried.answer
     sharp = answer and step_s == answer.step_s and found.seconds > answer.solution.seconds
-    if step_s < tried.step_s or sharp:
+    fits = max(sum(one.memory.values()) for one in books) <= options.limit_bytes
+    if fits and (step_s < tried.step_s or sharp):
         answer = Answer(program, found, step_s, spent)
     return replace(tried, answer=answer, seen=(*tried.seen, spent))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autopar.planning.chunks import FACTORS, FINE, Room
 from autopar.planning.columns import pareto
-from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP, TRANSIENT
+from autopar.planning.loose import BRIEF, HELD, RESIDENT, SECONDS, STEP, TRANSIENT
 
 Floats = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ class Layers:
 
 def layers_of(runs: Runs, rows: Sequence[Floats]) -> Layers:
     """The layers of runs whose kinds are places in `rows`."""
-    kept = [row[pareto(row[:, [SECONDS, RESIDENT, TRANSIENT, HELD]])] for row in rows]
+    kept = [row[pareto(row[:, [SECONDS, RESIDENT, TRANSIENT, BRIEF, HELD]])] for row in rows]
     starts = np.cumsum([0, *map(len, kept[:-1])])
     once_s = np.array([float(row[:, STEP].min()) for row in rows])
     return Layers(runs, np.concatenate(kept), starts, once_s)
@@ -112,8 +112,8 @@ def span_of(layers: Layers, room: Room, chunk: int) -> tuple[Floats, Floats]:
     elif runs.counts is not None:
         lengths, more = LENGTHS, 0.0
     else:  # no run's length is known, but that there is one layer
-        lengths, more = LENGTHS[-1:], float(rows[:, TRANSIENT].min())
-    sizes = np.array([room.layer_bytes(rows, length)[chunk] for length in lengths.tolist()])
+        lengths, more = LENGTHS[-1:], float(room.moments(rows, chunk).min())
+    sizes = np.array([room.part_bytes(rows, length, chunk) for length in lengths.tolist()])
     best = np.zeros(1)
     for multipliers in _multipliers(layers, sizes[0]):
         values = rows[:, SECONDS] + multipliers[None, :, None] * sizes[:, None, :]

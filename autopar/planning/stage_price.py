@@ -13,7 +13,7 @@ from autopar.graph.model_graph import STREAM, Value
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
-from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
+from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, moment_bytes
 from autopar.planning.joined import Late, unit_edges
 from autopar.planning.kinds import Kind, taken_in
 from autopar.planning.layered import Layered
@@ -123,14 +123,15 @@ class StagePricer:
         places = [(part, part % stages, part // stages) for part in sorted({own, *extra})]
         choices = []
         rows: list[list[float]] = kind.columns.costs.tolist()
-        for costs, stream in zip(rows, kind.streams, strict=True):
+        moments = moment_bytes(kind.columns.costs, self.layered.freed_bytes(own)).tolist()
+        for costs, moment, stream in zip(rows, moments, kind.streams, strict=True):
             shares = []
             for part, stage, chunk in places:
                 each_s, once_s, lasts, waits = extra[part][stream] if part in extra else NOTHING
                 sizes = int(lasts), int(waits), 0
                 if part == own:
                     each_s, once_s = each_s + costs[EACH_S], once_s + costs[ONCE_S]
-                    resident, held, moment = costs[RESIDENT], costs[HELD], costs[TRANSIENT]
+                    resident, held = costs[RESIDENT], costs[HELD]
                     sizes = int(resident + lasts), int(held) + int(waits), int(moment)
                 by_chunk = (0,) * chunk + (sizes[1],) + (0,) * (chunks - chunk - 1)
                 shares.append(Share(stage, each_s, once_s, sizes[0], by_chunk, sizes[2]))
