@@ -11,8 +11,8 @@ from test_space import OPTIONS
 
 from autopar.cluster import resolve_cluster
 from autopar.errors import InfeasibleError, OutOfTimeError
-from autopar.planning import no_plan
 from autopar.planning import settle as settle_module
+from autopar.planning import shortage
 from autopar.planning.deadline import LEAST_S, NEVER, Deadline, after
 from autopar.planning.no_plan import nothing_fits
 from autopar.planning.problem import Infeasible
@@ -80,7 +80,8 @@ def test_a_setting_of_whose_cuts_none_fits_isnt_open(monkeypatch: pytest.MonkeyP
     tried = staged()
     none_of_it = replace(tried, bound_s=float("inf"))
     short = replace(tried, result=Infeasible(7))
-    monkeypatch.setattr(no_plan, "shortage", lambda *_: short)
+    monkeypatch.setattr(shortage, "_over_bytes", lambda *_: 7)
+    monkeypatch.setattr(shortage, "_shortage", lambda *_: 7)
     error = nothing_fits([none_of_it, short], OPTIONS)
     assert isinstance(error, InfeasibleError) and error.short_bytes == 7
     assert isinstance(nothing_fits([tried, short], OPTIONS), OutOfTimeError)

@@ -10,7 +10,7 @@ from test_stage_problem import drawn
 
 from autopar.planning import loose, sieve
 from autopar.planning.evaluate import evaluate
-from autopar.planning.ilp import solve
+from autopar.planning.ilp import least_bytes, over_bytes, solve
 from autopar.planning.loose import least_bytes_of
 from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.relaxed import alike_slots as alike
@@ -57,6 +57,25 @@ def test_least_bytes() -> None:
         sizes = [size for _, size in costs(problem).values()]
         least = least_bytes_of(loosened(problem, alike(problem)))
         assert not sizes or least <= min(sizes), seed
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_no_choice_is_over_the_limit_by_fewer_bytes(solver: str) -> None:
+    """Than the multipliers say, who come close to it, and closer than each slot's least alone."""
+    near = far = 0
+    for seed in range(40):
+        problem = random_problem(seed) if seed % 2 else drawn(seed)
+        sizes = [size for _, size in costs(problem).values()]
+        if not sizes:
+            continue
+        tight = dataclasses.replace(problem, limit_bytes=min(sizes) // 2)
+        over = over_bytes(tight, solver)
+        assert over <= min(sizes) - tight.limit_bytes + 1e-6 * min(sizes), seed
+        near += over >= 0.8 * (min(sizes) - tight.limit_bytes)
+        far += least_bytes(tight) - tight.limit_bytes > over + 1e-6 * min(sizes)
+        roomy = dataclasses.replace(problem, limit_bytes=min(sizes))
+        assert over_bytes(roomy, solver) <= 1e-6 * min(sizes), seed
+    assert near >= 25 and far == 0
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

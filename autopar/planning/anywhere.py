@@ -33,7 +33,7 @@ from autopar.planning.loose import (
     least_bytes_of,
     moments,
 )
-from autopar.planning.multipliers import Bound, bound, bound_by
+from autopar.planning.multipliers import Bound, bound, bound_by, over_bytes
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Stages
 from autopar.planning.region_effects import (
@@ -133,6 +133,10 @@ class Anywhere:
                     found.update(some[best_of(rows[some], room)].tolist())
             kept[id(kind)] = kind.only(np.array(sorted(found)))
         return self.layered.with_kinds(kept)
+
+    def over_bytes(self, solver: str) -> float:
+        """By how many bytes at least every program is over the limit: closer than `least_bytes`."""
+        return over_bytes(self.loose(), solver)
 
     def least_bytes(self) -> int:
         """No program needs less."""

@@ -44,6 +44,7 @@ import math
 
 import numpy as np
 
+from autopar.planning import multipliers
 from autopar.planning.columns import pareto
 from autopar.planning.deadline import after
 from autopar.planning.loose import least_bytes_of
@@ -101,6 +102,11 @@ def smallest(problem: PlanningProblem, solver: str, time_limit_s: float | None) 
     found = smallest_of(task, math.inf)
     assert isinstance(found, Infeasible), "something fits"
     return found
+
+
+def over_bytes(problem: PlanningProblem, solver: str) -> float:
+    """By how many bytes at least each choice is over the limit, by multipliers."""
+    return multipliers.over_bytes(loosened(problem, alike_slots(problem)), solver)
 
 
 def least_bytes(problem: PlanningProblem) -> int:

@@ -65,11 +65,21 @@ def bound_by(loose: Loose, found: Multipliers) -> float:
     return priced(loose, replace(found, every=loose.stages.per_stage))[0]
 
 
+def over_bytes(loose: Loose, solver: str) -> float:
+    """By how many bytes at least every choice is over the limit on some stage: the mean over rows
+    of memory, weighed by the multipliers that say so best. 0 where some mixture fits."""
+    loose = replace(loose, least_slowest_s=0.0)
+    exact, coarse = coarser(loose)
+    found = _made_fit(coarse, _start(coarse), solver)
+    if found is None:
+        return 0.0
+    each_byte = sum(float(one.sum()) for one in found.memory)
+    return max(0.0, priced(exact, found)[0] / each_byte) if each_byte > 0 else 0.0
+
+
 def _generated(loose: Loose, solver: str) -> tuple[Multipliers, Multipliers | None]:
     """The best multipliers; where nothing fits, those of bytes that say so."""
-    active: list[list[list[int]]] = [
-        [_first(group, loose.stages) for group in one.options] for one in loose.every
-    ]
+    active = _start(loose)
     best = without_memory(loose)
     best_s = priced(loose, best)[0]
     for _ in range(ROUNDS):
@@ -86,6 +96,11 @@ def _generated(loose: Loose, solver: str) -> tuple[Multipliers, Multipliers | No
         if bound_s >= value_s * (1 - CLOSE) or not _add_lowest(loose, active, weights):
             break
     return best, None
+
+
+def _start(loose: Loose) -> list[list[list[int]]]:
+    """The choices that are looked at first, by slot and group."""
+    return [[_first(group, loose.stages) for group in one.options] for one in loose.every]
 
 
 def _made_fit(loose: Loose, active: list[list[list[int]]], solver: str) -> Multipliers | None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, InfeasibleError, OutOfTimeError
 from autopar.layouts.layout import Setting
-from autopar.planning.deadline import after
 from autopar.planning.outer import Dropped
 from autopar.planning.pins import Pins
-from autopar.planning.problem import Infeasible
-from autopar.planning.tried import SearchOptions, Tried, shortage
+from autopar.planning.shortage import smallest_short
+from autopar.planning.tried import SearchOptions, Tried
 from autopar.text import size
 
 
@@ -37,33 +36,14 @@ def nothing_fits(tried: Sequence[Tried], options: SearchOptions) -> AutoparError
             f"{options.time_limit_s} s were too short: whether anything fits is open on {unknown} "
             f"of {len(tried)} settings. Raise time_limit_s"
         )
-    limit_bytes = options.limit_bytes
-    short: list[tuple[int, Tried]] = []
-    queue = [
-        (t.result.short_bytes, i, t)
-        for i, t in enumerate(tried)
-        if isinstance(t.result, Infeasible) and not t.result.impossible
-    ]
-    ran_out: OutOfTimeError | None = None
-    deadline = after(options.time_limit_s)
-    for at_least, _, each in sorted(queue, key=lambda entry: entry[:2]):
-        if short and (deadline.is_over or at_least >= min(size for size, _ in short)):
-            break
-        try:
-            done = shortage(each, options)
-        except OutOfTimeError as error:
-            ran_out = ran_out or error
-            continue
-        assert isinstance(done.result, Infeasible)
-        if not done.result.impossible:
-            short.append((done.result.short_bytes, done))
-    if not short and ran_out is not None:
-        return ran_out
-    if not short:
+    found = smallest_short(tried, options)
+    if isinstance(found, OutOfTimeError):
+        return found
+    if found is None:
         return AutoparError("no choice of layouts is possible on any mesh")
-    least, one = min(short, key=lambda pair: pair[0])
+    least, one = found
     setting = one.outer.asked
-    return InfeasibleError(too_small(limit_bytes, least, setting), least, setting)
+    return InfeasibleError(too_small(options.limit_bytes, least, setting), least, setting)
 
 
 def too_small(limit_bytes: int, short_bytes: int, setting: Setting) -> str:

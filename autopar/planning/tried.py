@@ -8,14 +8,13 @@ from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.columns import EACH_S, ONCE_S
-from autopar.planning.cuts import check_groups, check_weights, cuts
-from autopar.planning.ilp import least_bytes, smallest
+from autopar.planning.cuts import check_groups, check_weights
+from autopar.planning.ilp import least_bytes
 from autopar.planning.layered import Layered
 from autopar.planning.outer import Dropped, Outer
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.rate import LeastWork
 from autopar.planning.relaxed import Relaxed, relaxed
-from autopar.planning.stage_price import StagePricer
 from autopar.planning.weights import Spent, Weights, seconds_of, sharpest
 from autopar.planning.whole_price import whole_problem
 
@@ -141,17 +140,3 @@ def sharper(tried: Tried, options: SearchOptions) -> Weights | None:
     now_s = min(seconds_of(one, prices.weights) for one in tried.seen)
     is_rough = len(tried.seen) == 1 and weights != prices.weights
     return weights if is_rough or worth_s > now_s * (1 + options.gap / 4) else None
-
-
-def shortage(tried: Tried, options: SearchOptions) -> Tried:
-    """By how many bytes the smallest program of a setting, in which nothing fits, is too large."""
-    problems = [tried.problem]
-    if tried.problem is None:
-        assert tried.anywhere is not None
-        wide = Anywhere(tried.layered, 2**60)
-        problems = [
-            StagePricer(tried.layered, cut).problem(options.limit_bytes) for cut in cuts(wide)
-        ]
-    found = [smallest(p, options.solver, options.time_limit_s) for p in problems if p is not None]
-    least = min((f for f in found if not f.impossible), key=lambda f: f.short_bytes, default=None)
-    return replace(tried, result=least or Infeasible(0, impossible=True))

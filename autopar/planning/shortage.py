@@ -1,0 +1,69 @@
+"""Nothing fits: which setting's smallest program is too large by the fewest bytes."""
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from autopar.errors import OutOfTimeError
+from autopar.planning.anywhere import Anywhere
+from autopar.planning.cuts import cuts
+from autopar.planning.deadline import after
+from autopar.planning.ilp import over_bytes, smallest
+from autopar.planning.problem import Infeasible
+from autopar.planning.stage_price import StagePricer
+from autopar.planning.tried import SearchOptions, Tried
+
+ROUGH, CLOSE = range(2)
+"""What is known of a setting's shortage: a bound at once; one by multipliers."""
+
+
+def smallest_short(
+    tried: Sequence[Tried], options: SearchOptions
+) -> tuple[int, Tried] | OutOfTimeError | None:
+    """By how many bytes the smallest program of all settings is too large, and its setting; None
+    where no setting has any. Those that may lack least are looked at first, each bounded more
+    closely before a solver is asked."""
+    queue = [
+        (t.result.short_bytes, ROUGH, i)
+        for i, t in enumerate(tried)
+        if isinstance(t.result, Infeasible) and not t.result.impossible
+    ]
+    heapq.heapify(queue)
+    best: tuple[int, Tried] | None = None
+    ran_out: OutOfTimeError | None = None
+    deadline = after(options.time_limit_s)
+    while queue:
+        at_least, known, i = heapq.heappop(queue)
+        if best is not None and (deadline.is_over or at_least >= best[0]):
+            break
+        if known == ROUGH:
+            heapq.heappush(queue, (max(at_least, _over_bytes(tried[i], options)), CLOSE, i))
+            continue
+        try:
+            short_bytes = _shortage(tried[i], options)
+        except OutOfTimeError as error:
+            ran_out = ran_out or error
+            continue
+        if short_bytes is not None and (best is None or short_bytes < best[0]):
+            best = short_bytes, tried[i]
+    return best or ran_out
+
+
+def _over_bytes(tried: Tried, options: SearchOptions) -> int:
+    """No program of a setting lacks less."""
+    if tried.problem is not None:
+        return math.ceil(over_bytes(tried.problem, options.solver))
+    assert tried.anywhere is not None
+    return math.ceil(tried.anywhere.over_bytes(options.solver))
+
+
+def _shortage(tried: Tried, options: SearchOptions) -> int | None:
+    """By how many bytes the smallest program of a setting is too large; None where it has none."""
+    problems = [tried.problem]
+    if tried.problem is None:
+        wide = Anywhere(tried.layered, 2**60)
+        problems = [
+            StagePricer(tried.layered, cut).problem(options.limit_bytes) for cut in cuts(wide)
+        ]
+    found = [smallest(p, options.solver, options.time_limit_s) for p in problems if p is not None]
+    return min((f.short_bytes for f in found if not f.impossible), default=None)
