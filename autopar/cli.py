@@ -2,16 +2,13 @@
 detect, measure."""
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
-from torch import nn
 
 from autopar.cluster import describe_cluster, resolve_cluster
 from autopar.compiled import Compiled
@@ -19,16 +16,13 @@ from autopar.compiler import compile, recipe
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.inspection import inspect
 from autopar.measure import measure_here, write_spec
+from autopar.model_spec import MODEL_HELP, load_model
 from autopar.plan import Plan
 from autopar.preset_files import preset_info, preset_names
 from autopar.registry import installed_plugins
 from autopar.reload import emit
 from autopar.strict_json import read_json
 
-MODEL_HELP = (
-    "module:callable; called without arguments it returns the model, (model, batch) or "
-    "(model, batch, loss). The module is looked for in the current folder first"
-)
 FORBID_HELP = "strategies or axes"
 
 
@@ -228,46 +222,6 @@ def _save(compiled: Compiled, out: Path) -> None:
     except OSError as error:
         raise AutoparError(f"can't write to {out}: {error.strerror}") from error
     print(f"Written: {out / 'plan.json'}, {out / 'module.py'}")
-
-
-# ---------------------------------------------------------------- the model
-
-
-def load_model(spec: str) -> tuple[nn.Module, Any, Any]:
-    """(model, batch or None, loss or None) of "module:callable". Runs the user's code.
-
-    Errors: AutoparError for a spec that names nothing, and for a callable that returns anything
-    else; what the user's own code raises is not touched.
-    """
-    module_name, colon, attribute = spec.partition(":")
-    if not colon or not module_name or not attribute:
-        raise AutoparError(f"{spec!r} isn't of the form module:callable")
-    module = _import(module_name)
-    build = getattr(module, attribute, None)
-    if not callable(build):
-        raise AutoparError(f"{spec!r}: {module_name} has no callable {attribute!r}")
-    made = build()
-    parts = made if isinstance(made, tuple) else (made,)
-    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
-        kinds = ", ".join(type(part).__name__ for part in parts)
-        raise AutoparError(
-            f"{spec!r} returned {kinds}: it must return the model, (model, batch) or "
-            "(model, batch, loss)"
-        )
-    model, batch, loss = (*parts, None, None)[:3]
-    return model, batch, loss
-
-
-def _import(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise AutoparError(f"there is no module {name!r} here or among the installed") from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
 
 
 if __name__ == "__main__":
