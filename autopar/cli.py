@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -107,6 +108,22 @@ def _add_planning(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         one.add_argument("--forbid", nargs="*", default=[], metavar="NAME", help=FORBID_HELP)
         one.add_argument("--memory-fraction", type=float, default=1.0, metavar="F")
         one.add_argument("--out", type=Path, help="folder for plan.json and module.py")
+    _add_search(plan, "stop after about so many seconds, with the best plan so far")
+    _add_search(rule, "so many seconds for each search that a step of the recipe takes")
+
+
+def _add_search(command: argparse.ArgumentParser, limit_help: str) -> None:
+    """Keywords of `compile`, which has their defaults and checks: what isn't given is None here."""
+    command.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", dest="time_limit_s", help=limit_help
+    )
+    command.add_argument(
+        "--gap",
+        type=float,
+        metavar="SHARE",
+        help="stop where no plan can be faster by more than this share of a step: 0.001 is 0.1 %%",
+    )
+    command.add_argument("--solver", metavar="highs|cbc", help="cbc is several times slower")
 
 
 # ---------------------------------------------------------------- commands
@@ -124,8 +141,7 @@ def _plan(options: argparse.Namespace) -> None:
             batch,
             loss=loss,
             pin=pin,
-            forbid=options.forbid,
-            memory_fraction=options.memory_fraction,
+            **_asked(options),
         )
     except InfeasibleError as error:
         if options.advice:
@@ -140,15 +156,15 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _recipe(options: argparse.Namespace) -> None:
     model, batch, loss = load_model(options.model)
-    compiled = recipe(
-        model,
-        options.cluster,
-        batch,
-        loss=loss,
-        forbid=options.forbid,
-        memory_fraction=options.memory_fraction,
-    )
+    compiled = recipe(model, options.cluster, batch, loss=loss, **_asked(options))
     _finish(compiled, options.out)
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """What `plan` and `recipe` share, as keywords."""
+    names = ("forbid", "memory_fraction", "time_limit_s", "gap", "solver")
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _inspect(options: argparse.Namespace) -> None:

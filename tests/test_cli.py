@@ -11,6 +11,7 @@ import pytest
 
 import autopar
 from autopar.cli import main
+from autopar.plan import Certificate
 from autopar.preset_files import preset_names
 from autopar.registry import STRATEGIES, installed_plugins
 
@@ -103,6 +104,33 @@ def test_plan_forbids_and_limits(folder: Path, capsys: pytest.CaptureFixture[str
     assert main([*command, "--memory-fraction", "0.5", "--out", "build"]) == 0
     plan = autopar.Plan.load(folder / "build" / "plan.json")
     assert (plan.axes["dp"], plan.axes["tp"], plan.memory_limit_bytes) == (4, 1, 6319127552 // 2)
+
+
+def certificate(capsys: pytest.CaptureFixture[str], *options: str) -> Certificate:
+    """Of a plan by the command with these options, which prints what the file says."""
+    assert main(["plan", "my_models:job", "cpu:4", *options, "--out", "build"]) == 0
+    made = autopar.Plan.load("build/plan.json").certificate
+    printed = f"Certificate: within {made.gap:.2%} of the best of {made.candidates} "
+    assert printed in " ".join(capsys.readouterr().out.split())
+    return made
+
+
+def test_plan_stops_at_a_gap(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fine, exact, rough = (
+        certificate(capsys, *given) for given in ([], ["--gap", "0"], ["--gap", "0.5"])
+    )
+    assert exact.gap < fine.gap <= 1e-3 < rough.gap <= 0.5
+    assert rough.solved == 1 < fine.solved
+
+
+def test_plan_stops_in_time(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = certificate(capsys, "--time-limit", "0")
+    assert (stopped.solved, stopped.solver) == (1, "highs")
+    assert stopped.gap > 0.5, "of what wasn't looked at little is known"
+
+
+def test_plan_by_another_solver(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert certificate(capsys, "--solver", "cbc").solver == "cbc"
 
 
 def test_plan_explains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,6 +265,35 @@ def test_mistakes_of_plan(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert message in failure(capsys, "plan", "my_models:job", *arguments)
+
+
+@pytest.mark.parametrize("command", ["plan", "recipe"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--time-limit", "-1"], "time_limit_s must be seconds, 0 or more, or None, not -1.0"),
+        (["--time-limit", "nan"], "time_limit_s must be seconds, 0 or more, or None, not nan"),
+        (["--gap", "1"], "gap must lie in [0, 1), not 1.0"),
+        (["--gap", "-0.1"], "gap must lie in [0, 1), not -0.1"),
+        (["--solver", "scip"], 'no solver is called \'scip\': choose "highs" or "cbc"'),
+        (["--solver", ""], 'no solver is called \'\': choose "highs" or "cbc"'),
+    ],
+)
+def test_mistakes_of_what_searches(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert failure(capsys, command, "my_models:job", "cpu:4", *arguments) == message
+
+
+@pytest.mark.parametrize("option", ["--time-limit", "--gap"])
+def test_what_is_no_number(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "my_models:job", "cpu:4", option, "soon"])
+    assert f"argument {option}: invalid float value: 'soon'" in capsys.readouterr().err
 
 
 def test_files_that_are_no_plans(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
