@@ -200,8 +200,8 @@ class Certificate:
     """How good the plan is proven to be: no plan of the searched space has a predicted step below
     `bound_s`; `gap` = 1 - bound_s / predicted step. The space is of plans that fit by the search's
     own count of bytes, which is on the safe side for layers that run again. A plan's memory takes
-    off what is freed before their backward; the search takes off only what the model's end frees at
-    least, and nothing of later layers in the same part, and counts twice what two regions keep.
+    off what is freed before their backward; the search takes off what the model's end frees, but
+    nothing of later layers in the same part, and counts twice what two regions keep.
 
     `objective_s` is what the solver's programme says of the plan. It is linear, so that work that
     runs at the same time is weighed by the one of the cost model's sums that is the largest at the

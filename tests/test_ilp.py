@@ -75,6 +75,8 @@ def random_choices(rng: random.Random, second: float, byte: int) -> tuple[Choice
             rng.choice((0.0, 1.0, 1.0)) * (rank + rng.random()) * second,
             rng.choice((0, 6, 6)) * (10 - rank) * byte,
             rng.choice((0, 10, 30)) * byte,
+            again_bytes=rng.choice((0, 0, 20, 40)) * byte,
+            freed_bytes=rng.choice((0, 0, 0, 15)) * byte,
         )
         for rank in ranks
     )

@@ -78,6 +78,7 @@ AGAIN = [
     )
     for scope in ("selective", "full")
 ]
+AGAIN.append(({"tp": 4}, "full"))  # by regions alone two of them keep the same
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
@@ -88,7 +89,7 @@ def test_the_search_counts_what_runs_again_as_the_account_does(
     """Where all layers do the same: what the model's end holds is gone when the last one runs
     again, and of regions that do so alone one does at a time. So a plan as good is found, and
     proven, in just what the plan needs."""
-    job, pin = make(torch.float32, layers=4), {**mesh, "recompute": scope, "tensor": False}
+    job, pin = make(torch.float32, layers=4), {**mesh, "recompute": scope}
     roomy = autopar.compile(job.model, cluster(4), job.batch, loss=job.loss, pin=pin).plan
     need = roomy.predicted.memory_bytes
     spec = cluster(4, memory_bytes=need)

@@ -75,7 +75,8 @@ def _layer(draw: random.Random, place: int, stage: int, chunks: int) -> Slot:
     for seconds, nbytes in STRATEGIES:
         own_s = seconds * size * draw.randint(90, 110) / 100
         held = tuple(int(nbytes * size * 3) if c == chunk else 0 for c in range(chunks))
-        share = Share(stage, own_s, draw.randint(0, 3) / 8, int(nbytes * 4), held, int(nbytes))
+        sizes = int(nbytes * 4), held, int(nbytes), draw.choice((0, int(3 * nbytes)))
+        share = Share(stage, own_s, draw.randint(0, 3) / 8, *sizes, draw.choice((0, 0, 1)))
         choices.append(Choice(own_s, 0, 0, (share,)))
     return Slot(f"layer {place}", tuple(choices), f"layer {place}")
 

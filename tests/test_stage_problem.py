@@ -55,6 +55,8 @@ def drawn(seed: int) -> PlanningProblem:
                         rng.randint(0, 20),
                         tuple(rng.randint(0, 9) for _ in range(chunks)),
                         rng.randint(0, 12),
+                        rng.choice((0, 0, 8, 16)),
+                        rng.choice((0, 0, 6)),
                     )
                     for stage in where
                 ),
@@ -105,16 +107,19 @@ def cost(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] 
         mine = [(share, group) for share, group in paid if share.stage == i]
         each.append(sum(share.seconds for share, _ in mine))
         late.append(sum(share.step_seconds for share, _ in mine))
-        groups: dict[str, int] = {}
-        for share, group in mine:
-            groups[group] = groups.get(group, 0) + share.transient_bytes
+        names = {group for _, group in mine}
+        brief = [sum(s.transient_bytes for s, g in mine if g == name) for name in names]
+        again = [
+            sum(s.transient_bytes + s.again_bytes for s, g in mine if g == name) for name in names
+        ]
+        moment = max(0, *brief, max(again) - sum(s.freed_bytes for s, _ in mine))
         for counts in in_flight:
             held = sum(
                 n * size
                 for share, _ in mine
                 for n, size in zip(counts, share.held_bytes)  # noqa: B905
             )
-            whole = sum(share.resident_bytes for share, _ in mine) + max(groups.values(), default=0)
+            whole = sum(share.resident_bytes for share, _ in mine) + moment
             most = max(most, whole + held)
     spare = max(0.0, 1.0 - stages.per_stage)
     longest = max(o - spare * (max(each) - e) for e, o in zip(each, late, strict=True))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from autopar.planning.problem import Edge, PlanningProblem
-from autopar.planning.staged import evaluate_stages
+from autopar.planning.staged import Moments, evaluate_stages
 
 
 def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, int] | None:
@@ -27,10 +27,10 @@ def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, i
     for edge, made, needed in made_of:
         seconds += sum(edge.costs(made, needed))
         memory_bytes += edge.resident_bytes[made][needed]
-    groups: dict[str, int] = {}
+    moments = Moments()
     for slot, choice in zip(problem.slots, taken, strict=True):
-        groups[slot.group] = groups.get(slot.group, 0) + choice.transient_bytes
-    return seconds, memory_bytes + max(groups.values(), default=0)
+        moments.add(slot.group, choice)
+    return seconds, memory_bytes + moments.most_bytes
 
 
 def _conversions(edge: Edge, choices: Sequence[int]) -> set[tuple[int, int]]:

@@ -69,7 +69,7 @@ class FixedParts:
     def freed(self) -> Floats:
         """By part, what has been freed when its layers' backward comes."""
         parts = range(self.layered.schedule.brief.parts)
-        return np.array([self.layered.freed_bytes(part) for part in parts], np.float64)
+        return np.array([self.layered.most_freed_bytes(part) for part in parts], np.float64)
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

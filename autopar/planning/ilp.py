@@ -19,6 +19,7 @@ Variables
       Σ_m f[e,u,m,n] = Σ x of u's choices that need n             (needed)    add_flow
       z[e,m,n] ≥ f[e,u,m,n]   for each use u                      (shared)    add_conversions
       peak ≥ Σ_{s in group} q·x                                   (transient) add_transient
+      peak ≥ Σ_{s in group} (q + a)·x − Σ f·x                         (again) add_transient
       r₀ + Σ r·x + Σ R·z + peak ≤ limit                           (memory)    limit_memory
       Σ x of the choices that use it ≥ 1   for each cover         (cover)     add_covers
       N[k] = Σ of the x, or of the f, that are alike              (count)     add_counts
@@ -142,12 +143,14 @@ def undominated(problem: PlanningProblem) -> Kept:
 def _costs(choice: Choice) -> tuple[float, ...]:
     """Every number that a choice pays, in the same order for all choices of a slot."""
     if not choice.shares:
-        return choice.seconds, choice.resident_bytes, choice.transient_bytes
+        sizes = choice.resident_bytes, choice.transient_bytes
+        return choice.seconds, *sizes, choice.again_bytes, -choice.freed_bytes
     return tuple(
         number
         for s in choice.shares
         for number in (
             *(s.seconds, s.step_seconds, s.resident_bytes, s.transient_bytes),
+            *(s.again_bytes, -s.freed_bytes),
             *s.held_bytes,
         )
     )

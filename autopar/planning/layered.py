@@ -12,6 +12,7 @@ from autopar.layouts.stages import Cut, Here
 from autopar.planning.joined import Late
 from autopar.planning.kinds import Kind, Kinds, late_by_region
 from autopar.planning.price import Pricer, SlotKey
+from autopar.planning.prices import Bill
 from autopar.planning.problem import Cover, Edge, Use
 from autopar.planning.together import equal_edge
 from autopar.plugin import Candidate, Schedule
@@ -65,26 +66,31 @@ class Layered:
         return tuple(key for key in self.pricer.candidates if key[0] == "")
 
     @cached_property
-    def _freed(self) -> tuple[int, int]:
-        """What follows the last layer keeps and needs for a moment at least; of this, what it needs
-        for a moment."""
-        every = [
-            [self.pricer.bill("", one) for one in self.pricer.candidates[key]]
-            for key in self.skeleton
-        ]
-        both = sum(min(bill.late_bytes + bill.closing_bytes for bill in bills) for bills in every)
-        return both, sum(min(bill.closing_bytes for bill in bills) for bills in every)
+    def _skeleton_bills(self) -> list[list[Bill]]:
+        """By region of the skeleton, what each candidate comes to in all parts together."""
+        every = [self.pricer.candidates[key] for key in self.skeleton]
+        return [[self.pricer.bill("", one) for one in candidates] for candidates in every]
 
-    def freed_bytes(self, part: int = -1) -> int:
-        """What is gone of a part's bytes, at least, when its last layer's backward begins: of what
-        follows the last layer of all. (-1: the last part.)"""
-        schedule = self.pricer.setting.schedule
-        if schedule is None:
-            return self._freed[0]
-        table = schedule.brief
-        if part in (-1, table.parts - 1):
-            return self._freed[0]
-        return self._freed[1] if part % table.stages == table.stages - 1 else 0
+    @property
+    def least_closing_bytes(self) -> int:
+        """What is needed for a moment after the last layer, at least."""
+        return sum(min(bill.closing_bytes for bill in bills) for bills in self._skeleton_bills)
+
+    @cached_property
+    def _most_freed(self) -> tuple[int, int]:
+        """What follows the last layer keeps and needs for a moment, and of this the latter, at
+        most."""
+        every = self._skeleton_bills
+        both = sum(max(bill.freed_bytes for bill in bills) for bills in every)
+        return both, sum(max(bill.closing_bytes for bill in bills) for bills in every)
+
+    def most_freed_bytes(self, part: int) -> int:
+        """What is gone of a part's bytes, at most, when its last layer's backward begins: of what
+        follows the last layer of all."""
+        table = self.schedule.brief
+        if part == table.parts - 1:
+            return self._most_freed[0]
+        return self._most_freed[1] if part % table.stages == table.stages - 1 else 0
 
     def skeleton_late(self, here: Here | None = None) -> dict[str, list[Late]]:
         """What the skeleton's joined calls cost beyond their full rate, by region and candidate."""

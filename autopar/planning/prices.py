@@ -54,6 +54,11 @@ class Bill:
         return self.compute_s + self.communication_s + self.optimizer_s
 
     @property
+    def freed_bytes(self) -> int:
+        """What of it is gone when the backward of the last layer begins."""
+        return self.late_bytes + self.closing_bytes
+
+    @property
     def brief_bytes(self) -> int:
         """The transient bytes that are there whether something runs again or not."""
         return self.transient_bytes - self.again_bytes

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Share:
     """What something costs one stage: seconds of one microbatch, seconds once a step, bytes held
-    throughout, for each microbatch in flight by chunk, and for a moment."""
+    throughout, for each microbatch in flight by chunk, and for a moment; `again_bytes` more in a
+    moment at which the `freed_bytes` of all are gone."""
 
     stage: int
     seconds: float = 0.0
@@ -15,6 +16,8 @@ class Share:
     resident_bytes: int = 0
     held_bytes: tuple[int, ...] = ()
     transient_bytes: int = 0
+    again_bytes: int = 0
+    freed_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class Stages:
 @dataclass(frozen=True)
 class Choice:
     """One candidate of one slot, priced: seconds of one step (all its microbatches), bytes that one
-    rank holds throughout, and bytes that it needs for a moment (only the largest counts).
+    rank holds throughout, and bytes that it needs for a moment (only the largest counts);
+    `again_bytes`: so many more in a moment at which the `freed_bytes` of all choices, which are
+    among what they hold, are gone.
 
     Where the problem has stages, `shares` is what counts, one for each stage that it costs."""
 
@@ -58,6 +63,8 @@ class Choice:
     resident_bytes: int
     transient_bytes: int
     shares: tuple[Share, ...] = ()
+    again_bytes: int = 0
+    freed_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,8 @@ class PlanningProblem:
 
     seconds = base + Σ chosen slots' + Σ conversions';
     memory = base + Σ chosen slots' resident + Σ conversions' resident
-             + max over groups of Σ chosen transient of the group's slots.
+             + max over groups of Σ chosen transient of the group's slots, or, if that is more, of
+               Σ chosen transient and again of these less Σ chosen freed of all slots.
 
     With `stages` both are those of `Stages`, from the shares of choices and of `base`; the memory
     of the fullest stage counts.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.planning.loose import Alike, Floats, Loose, zeros
+from autopar.planning.loose import TRANSIENT, Alike, Floats, Loose, zeros
 from autopar.planning.multipliers import bound
 from autopar.planning.problem import Choice, PlanningProblem, Share, Stages
 
@@ -69,9 +69,9 @@ def loosened(problem: PlanningProblem, groups: dict[tuple[int, str], list[int]])
     """A problem as the relaxation sees it."""
     stages = problem.stages or WHOLE
     moments: dict[str, int] = {"group ": 0}  # the base's group
-    every = []
+    every, freed = [], _most_freed(problem, stages)
     for k, ((_, group), slots) in enumerate(groups.items()):
-        rows = choice_rows(problem.slots[slots[0]].choices, stages)
+        rows = choice_rows(problem.slots[slots[0]].choices, stages, freed)
         moment = moments.setdefault(group or f"alone {k}", len(moments))
         share = 1.0 if group else 1.0 / len(slots)
         every.append(Alike(len(slots), (rows,), moment, share))
@@ -80,13 +80,28 @@ def loosened(problem: PlanningProblem, groups: dict[tuple[int, str], list[int]])
     return Loose(problem.limit_bytes, stages, tuple(every), base)
 
 
-def choice_rows(choices: Sequence[Choice], stages: Stages) -> dict[int, Floats]:
-    """By stage, a row of costs for each choice."""
+def _most_freed(problem: PlanningProblem, stages: Stages) -> list[int]:
+    """By stage, what all slots free at most."""
+    most = [0] * len(stages.in_flight)
+    for slot in problem.slots:
+        every = [share for choice in slot.choices for share in _shares(choice) if share.freed_bytes]
+        for stage in {share.stage for share in every}:
+            most[stage] += max(share.freed_bytes for share in every if share.stage == stage)
+    return most
+
+
+def choice_rows(
+    choices: Sequence[Choice], stages: Stages, freed: Sequence[int]
+) -> dict[int, Floats]:
+    """By stage, a row of costs for each choice, where so much may be freed: of transient bytes what
+    it needs at least."""
     where = {share.stage for choice in choices for share in _shares(choice)}
     rows = {i: np.zeros((len(choices), len(zeros(stages)))) for i in sorted(where)}
     for c, choice in enumerate(choices):
         for share in _shares(choice):
             rows[share.stage][c] += _numbers(share, stages)
+            again_bytes = max(share.again_bytes - freed[share.stage], 0)
+            rows[share.stage][c, TRANSIENT] += again_bytes
     return rows
 
 
@@ -102,8 +117,8 @@ def _shares(choice: Choice) -> tuple[Share, ...]:
     """A choice's shares; without stages the one that is the whole."""
     if choice.shares:
         return choice.shares
-    sizes = (choice.resident_bytes, (0,), choice.transient_bytes)
-    return (Share(0, choice.seconds, 0.0, *sizes),)
+    sizes = choice.resident_bytes, (0,), choice.transient_bytes
+    return (Share(0, choice.seconds, 0.0, *sizes, choice.again_bytes, choice.freed_bytes),)
 
 
 def _numbers(share: Share, stages: Stages) -> Floats:

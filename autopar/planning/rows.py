@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pulp
 
-from autopar.planning.merged_rows import add_merged_transient
+from autopar.planning.moment_rows import add_moments
 from autopar.planning.problem import Edge, PlanningProblem, Use
 from autopar.planning.scale import Scale
 from autopar.planning.stage_rows import add_stages
@@ -196,24 +196,12 @@ def _by_layout(rows: Rows, use: Use, kept: Kept) -> dict[Layout, Terms]:
 
 
 def add_transient(rows: Rows, problem: PlanningProblem) -> None:
-    """(transient): one row per group of slots."""
-    groups: dict[str, Terms] = {}
-    for (s, c), x in rows.chosen.items():
-        slot = problem.slots[s]
-        size = rows.scale.of_bytes(slot.choices[c].transient_bytes)
-        if s not in rows.merged:
-            groups.setdefault(slot.group, []).append((x, -size))
+    """(transient), (again)."""
     peak = rows.variable("transient")
     rows.memory.append((peak, 1.0))
-    for g, sizes in enumerate(groups.values()):
-        rows.add(f"transient_{g:04}", [(peak, 1.0), *sizes], pulp.LpConstraintGE, 0.0)
-    for s in rows.merged:
-        sizes = [
-            (x, rows.scale.of_bytes(problem.slots[t].choices[c].transient_bytes))
-            for (t, c), x in rows.chosen.items()
-            if t == s
-        ]
-        add_merged_transient(rows, f"{s:04}", peak, sizes, len(rows.merged[s]))
+    slots = problem.slots
+    taken = [(s, slots[s].group, x, slots[s].choices[c]) for (s, c), x in rows.chosen.items()]
+    add_moments(rows, "", peak, taken, {})
 
 
 def add_counts(rows: Rows) -> None:

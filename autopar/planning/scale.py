@@ -26,6 +26,10 @@ class Scale:
     def of_seconds(self, seconds: float) -> float:
         return seconds * self.per_second
 
+    def grains(self, size_bytes: int) -> float:
+        """Bytes that are no multiple of the grain, rounded up."""
+        return math.ceil(size_bytes / self.grain_bytes) * self.per_grain
+
     def of_bytes(self, size_bytes: int) -> float:
         return size_bytes // self.grain_bytes * self.per_grain
 
@@ -53,5 +57,7 @@ def choose_scale(problem: PlanningProblem) -> Scale:
 def _sizes(choice: Choice) -> Iterator[int]:
     if not choice.shares:
         yield from (choice.resident_bytes, choice.transient_bytes)
+        yield from (choice.again_bytes, choice.freed_bytes)
     for share in choice.shares:
         yield from (share.resident_bytes, share.transient_bytes, *share.held_bytes)
+        yield from (share.again_bytes, share.freed_bytes)

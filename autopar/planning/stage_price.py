@@ -13,7 +13,16 @@ from autopar.graph.model_graph import STREAM, Value
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
-from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, moment_bytes
+from autopar.planning.columns import (
+    BRIEF,
+    EACH_S,
+    HELD,
+    ONCE_S,
+    RESIDENT,
+    TRANSIENT,
+    Costs,
+    moment_bytes,
+)
 from autopar.planning.joined import Late, unit_edges
 from autopar.planning.kinds import Kind, taken_in
 from autopar.planning.layered import Layered
@@ -123,20 +132,30 @@ class StagePricer:
         places = [(part, part % stages, part // stages) for part in sorted({own, *extra})]
         choices = []
         rows: list[list[float]] = kind.columns.costs.tolist()
-        moments = moment_bytes(kind.columns.costs, self.layered.freed_bytes(own)).tolist()
-        for costs, moment, stream in zip(rows, moments, kind.streams, strict=True):
+        briefs, agains = (row.tolist() for row in self._moments(kind, own))
+        for costs, stream, brief, again in zip(rows, kind.streams, briefs, agains, strict=True):
             shares = []
             for part, stage, chunk in places:
                 each_s, once_s, lasts, waits = extra[part][stream] if part in extra else NOTHING
-                sizes = int(lasts), int(waits), 0
+                sizes, moment = (int(lasts), int(waits)), (0, 0)
                 if part == own:
                     each_s, once_s = each_s + costs[EACH_S], once_s + costs[ONCE_S]
                     resident, held = costs[RESIDENT], costs[HELD]
-                    sizes = int(resident + lasts), int(held) + int(waits), int(moment)
+                    sizes = int(resident + lasts), int(held) + int(waits)
+                    moment = int(brief), int(again)
                 by_chunk = (0,) * chunk + (sizes[1],) + (0,) * (chunks - chunk - 1)
-                shares.append(Share(stage, each_s, once_s, sizes[0], by_chunk, sizes[2]))
+                shares.append(Share(stage, each_s, once_s, sizes[0], by_chunk, *moment))
             choices.append(self._choice(shares))
         return tuple(choices)
+
+    def _moments(self, kind: Kind, own: int) -> tuple[Costs, Costs]:
+        """What each column needs for a moment in a part, and how much more in one when what follows
+        the last layer is gone, which only the last part has."""
+        costs, table = kind.columns.costs, self.schedule.table
+        if own == table.parts - 1:
+            return costs[:, BRIEF], costs[:, TRANSIENT] - costs[:, BRIEF]
+        closing = self.layered.least_closing_bytes if own % table.stages == table.stages - 1 else 0
+        return moment_bytes(costs, closing), np.zeros(len(costs))
 
     def _choice(self, shares: list[Share]) -> Choice:
         seconds = sum(s.seconds * self.microbatches + s.step_seconds for s in shares)
@@ -159,6 +178,7 @@ class StagePricer:
             bill.lasting_bytes,
             held,
             bill.transient_bytes,
+            freed_bytes=bill.freed_bytes,
         )
 
     def _base(self) -> Iterator[Share]:

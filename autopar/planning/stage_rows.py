@@ -11,18 +11,18 @@ Variables on top of `ilp`'s, for stages i and the microbatches v that i's chunks
     slowest ≥ τ_i                                                          (slowest)
     late ≥ Σ step seconds · x + Σ T · z (once) + spare · (τ_i − slowest)   (late)
     peak_i ≥ Σ_{s in group} q · x                                          (transient)
+    peak_i ≥ Σ_{s in group} (q + a) · x − Σ f · x                              (again)
     r_i ≥ Σ r · x + Σ R · z,   h_ij ≥ Σ h · x                                (resident) (held)
     most ≥ r_i + Σ_j v_j · h_ij + peak_i,   memory = most                  (stage)
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pulp
 
-from autopar.planning.merged_rows import add_merged_transient
+from autopar.planning.moment_rows import Taken, add_moments
 from autopar.planning.problem import PlanningProblem, Share
 from autopar.planning.staged import Sums, base_sums
 
@@ -39,7 +39,7 @@ class _Stage:
     step_seconds: "Terms" = field(default_factory=list)
     resident: "Terms" = field(default_factory=list)
     held: "dict[int, Terms]" = field(default_factory=dict)
-    groups: "dict[str, Terms]" = field(default_factory=dict)
+    taken: list[Taken] = field(default_factory=list)
 
 
 def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
@@ -47,8 +47,12 @@ def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
     stages, scale = problem.stages, rows.scale
     assert stages is not None
     every = [_Stage(base) for base in base_sums(problem)]
-    for variable, share, group in _shares(rows, problem):
-        _charge(rows, every[share.stage], variable, share, group)
+    for variable, share in _shares(rows, problem):
+        _charge(rows, every[share.stage], variable, share)
+    for (s, c), x in rows.chosen.items():
+        for share in problem.slots[s].choices[c].shares:
+            if share.transient_bytes or share.again_bytes or share.freed_bytes or s in rows.merged:
+                every[share.stage].taken.append((s, problem.slots[s].group, x, share))
     slowest, most = map(rows.variable, ("slowest", "most"))
     late = rows.programme.add_variable("late", None)
     whole = sum(scale.of_seconds(one.base.seconds) for one in every)
@@ -63,14 +67,7 @@ def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
         terms = [*one.step_seconds, *((v, spare * f) for v, f in one.seconds), (slowest, -spare)]
         _at_least(rows, f"late_{i:02}", late, terms, of_base[1] + spare * of_base[0])
         peak = rows.variable(f"peak_{i:02}")
-        for g, group in enumerate(dict.fromkeys((*one.base.transient, *one.groups))):
-            sizes, more = one.groups.get(group, []), one.base.transient.get(group, 0)
-            _at_least(rows, f"transient_{i:02}_{g:04}", peak, sizes, _grains(rows, more))
-        for first, slots in rows.merged.items():
-            if i in {share.stage for share in problem.slots[first].choices[0].shares}:
-                add_merged_transient(
-                    rows, f"{i:02}_{first:04}", peak, _moments(rows, problem, first, i), len(slots)
-                )
+        add_moments(rows, f"_{i:02}", peak, one.taken, one.base.moments.brief)
         kept = rows.variable(f"resident_{i:02}")
         _at_least(rows, f"resident_{i:02}", kept, one.resident, 0.0)
         held = {c: rows.variable(f"held_{i:02}_{c:02}") for c in one.held}
@@ -79,25 +76,7 @@ def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
         for k, counts in enumerate(in_flight):
             sums = [(kept, 1.0), (peak, 1.0), *((v, float(counts[c])) for c, v in held.items())]
             size = one.base.resident_bytes + one.base.held(counts)
-            _at_least(rows, f"stage_{i:02}_{k:02}", most, sums, _grains(rows, size))
-
-
-def _moments(rows: "Rows", problem: PlanningProblem, first: int, stage: int) -> "Terms":
-    """What each choice of merged slots needs for a moment on a stage."""
-    return [
-        (x, rows.scale.of_bytes(sum(h.transient_bytes for h in _on(problem, s, c, stage))))
-        for (s, c), x in rows.chosen.items()
-        if s == first
-    ]
-
-
-def _on(problem: PlanningProblem, slot: int, choice: int, stage: int) -> Iterator[Share]:
-    return (h for h in problem.slots[slot].choices[choice].shares if h.stage == stage)
-
-
-def _grains(rows: "Rows", size_bytes: int) -> float:
-    """Bytes that are there anyway, rounded up."""
-    return math.ceil(size_bytes / rows.scale.grain_bytes) * rows.scale.per_grain
+            _at_least(rows, f"stage_{i:02}_{k:02}", most, sums, scale.grains(size))
 
 
 def _at_least(
@@ -106,29 +85,19 @@ def _at_least(
     rows.add(name, [(variable, 1.0), *((v, -f) for v, f in terms)], pulp.LpConstraintGE, more)
 
 
-def _shares(rows: "Rows", problem: PlanningProblem) -> Iterator[tuple[pulp.LpVariable, Share, str]]:
+def _shares(rows: "Rows", problem: PlanningProblem) -> Iterator[tuple[pulp.LpVariable, Share]]:
     for (s, c), x in rows.chosen.items():
-        slot = problem.slots[s]
-        for share in slot.choices[c].shares:
-            yield (
-                x,
-                share if s not in rows.merged else replace(share, transient_bytes=0),
-                slot.group,
-            )
+        for share in problem.slots[s].choices[c].shares:
+            yield x, share
     for edge, variable, made, needed in rows.paid:
         size = edge.resident_bytes[made][needed]
-        yield variable, Share(edge.stage, *edge.costs(made, needed), size), ""
+        yield variable, Share(edge.stage, *edge.costs(made, needed), size)
 
 
-def _charge(
-    rows: "Rows", stage: _Stage, variable: pulp.LpVariable, share: Share, group: str
-) -> None:
+def _charge(rows: "Rows", stage: _Stage, variable: pulp.LpVariable, share: Share) -> None:
     scale = rows.scale
     stage.seconds.append((variable, scale.of_seconds(share.seconds)))
     stage.step_seconds.append((variable, scale.of_seconds(share.step_seconds)))
     stage.resident.append((variable, scale.of_bytes(share.resident_bytes)))
     for chunk, size in enumerate(share.held_bytes):
         stage.held.setdefault(chunk, []).append((variable, scale.of_bytes(size)))
-    if share.transient_bytes:
-        term = (variable, scale.of_bytes(share.transient_bytes))
-        stage.groups.setdefault(group, []).append(term)

@@ -3,7 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autopar.planning.problem import Edge, PlanningProblem, Share, Stages
+from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Stages
+
+
+@dataclass
+class Moments:
+    """What is needed for a moment, by group: with what runs again, and without; and what is freed
+    before something does."""
+
+    whole: dict[str, int] = field(default_factory=dict)
+    brief: dict[str, int] = field(default_factory=dict)
+    freed_bytes: int = 0
+
+    def add(self, group: str, one: Share | Choice) -> None:
+        """With what a choice of a group needs."""
+        again_bytes = one.transient_bytes + one.again_bytes
+        self.brief[group] = self.brief.get(group, 0) + one.transient_bytes
+        self.whole[group] = self.whole.get(group, 0) + again_bytes
+        self.freed_bytes += one.freed_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """The most at a time."""
+        again_bytes = max(self.whole.values(), default=0) - self.freed_bytes
+        return max(again_bytes, *self.brief.values(), 0)
 
 
 @dataclass
@@ -14,7 +37,7 @@ class Sums:
     step_seconds: float = 0.0
     resident_bytes: int = 0
     held_bytes: list[int] = field(default_factory=list)
-    transient: dict[str, int] = field(default_factory=dict)
+    moments: Moments = field(default_factory=Moments)
 
     def add(self, share: Share, group: str) -> None:
         self.seconds += share.seconds
@@ -22,7 +45,7 @@ class Sums:
         self.resident_bytes += share.resident_bytes
         for chunk, size in enumerate(share.held_bytes):
             self.held_bytes[chunk] += size
-        self.transient[group] = self.transient.get(group, 0) + share.transient_bytes
+        self.moments.add(group, share)
 
     def held(self, counts: Sequence[int]) -> int:
         """The bytes of so many microbatches, by chunk."""
@@ -31,7 +54,7 @@ class Sums:
     def memory_bytes(self, in_flight: Sequence[Sequence[int]]) -> int:
         """The most that the stage holds."""
         held = max(self.held(counts) for counts in in_flight)
-        return self.resident_bytes + held + max(self.transient.values(), default=0)
+        return self.resident_bytes + held + self.moments.most_bytes
 
 
 def empty(stages: Stages) -> tuple[Sums, ...]:

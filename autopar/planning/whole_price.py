@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autopar.planning.columns import EACH_S, HELD, ONCE_S, RESIDENT, moment_bytes
+from autopar.planning.columns import BRIEF, EACH_S, HELD, ONCE_S, RESIDENT, TRANSIENT
 from autopar.planning.joined import Late, unit_edges
 from autopar.planning.kinds import (
     Kind,
@@ -27,7 +27,7 @@ def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
     ]
     for path, kind in layered.kinds.items():
         if id(kind) not in known:
-            known[id(kind)] = tuple(_choices(kind, times, layered.freed_bytes()))
+            known[id(kind)] = tuple(_choices(kind, times))
         slots.append(Slot(path, known[id(kind)], path, is_front=True))
     found = crossing_edges(pricer, "", layered.index)
     edges = [_of_step(layered.on_columns(edge), times) for edge in found]
@@ -44,11 +44,11 @@ def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
     )
 
 
-def _choices(kind: Kind, times: int, freed_bytes: int) -> Iterator[Choice]:
-    moments = moment_bytes(kind.columns.costs, freed_bytes)
-    for row, moment in zip(kind.columns.costs, moments, strict=True):
+def _choices(kind: Kind, times: int) -> Iterator[Choice]:
+    for row in kind.columns.costs:
         seconds = float(times * row[EACH_S] + row[ONCE_S])
-        yield Choice(seconds, int(row[RESIDENT] + row[HELD]), int(moment))
+        sizes = int(row[RESIDENT] + row[HELD]), int(row[BRIEF])
+        yield Choice(seconds, *sizes, again_bytes=int(row[TRANSIENT] - row[BRIEF]))
 
 
 def _skeleton_slot(
@@ -60,7 +60,8 @@ def _skeleton_slot(
         seconds = bill.seconds + sum(
             times * each_s + once_s for each_s, once_s in (inside_s[c], late_s[c])
         )
-        choices.append(Choice(seconds, bill.resident_bytes, bill.transient_bytes))
+        sizes = bill.resident_bytes, bill.transient_bytes
+        choices.append(Choice(seconds, *sizes, freed_bytes=bill.freed_bytes))
     return Slot(f"/{key[1]}", tuple(choices), "")
 
 
