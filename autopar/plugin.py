@@ -418,6 +418,8 @@ class Strategy(abc.ABC):
         """Further candidates made from `candidate` (which is itself kept), or why there are none.
 
         Yielding nothing means that the strategy has nothing to say here (its axis has size 1, say).
+        Options that are set hold in every candidate: one that can't keep them isn't made. A pin
+        would else be lost in silence.
         """
 
     def misfit(self, regions: Iterable[Region], mesh: Mesh) -> str | None:

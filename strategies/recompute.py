@@ -27,6 +27,7 @@ class Recompute(Strategy):
     `scope`: "full" (or "block"), whole layers; "selective" (or "region"), a region alone; None
     leaves the choice to the planner. `together`: so many consecutive layers run again together,
     with only their common input kept (about √ of all layers keeps least); all lie in one stage.
+    Above 1 it means whole layers: a region alone has no such group.
 
     Communication that follows: collectives of the forward come again, but for those after the last
     tensor that the backward needs.
@@ -57,7 +58,7 @@ class Recompute(Strategy):
         """The candidate with its region run again, and with its whole layer run again."""
         if candidate.recompute is not None:
             return
-        scope = SCOPES[self.scope] if self.scope is not None else None
+        scope = self._scope()
         if scope != "region":
             if region.layer_once:
                 yield Refusal(
@@ -73,6 +74,12 @@ class Recompute(Strategy):
                 yield Refusal(f"region {region.name} can't run twice: {region.once}")
             else:
                 yield candidate.with_recompute(self.name, Recomputed("region"), scope="selective")
+
+    def _scope(self) -> str | None:
+        """What may run again; None: both."""
+        if self.scope is not None:
+            return SCOPES[self.scope]
+        return "layers" if self.together > 1 else None
 
     def conflict(
         self, candidate: Candidate, region: Region, mesh: Mesh, schedule: Schedule | None = None

@@ -10,13 +10,17 @@ from autopar.capture import capture
 from autopar.cluster import resolve_cluster
 from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import ModelGraph
+from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
 from autopar.planning.account import account
 from autopar.planning.decide import tokens_of
+from autopar.planning.meshes import axes_in_order
+from autopar.planning.outer import region_candidates
 from autopar.planning.pinned import pinned_program
 from autopar.planning.pins import read_pins
 from autopar.planning.prices import Prices
+from autopar.plugin import Mesh, Option
 from autopar.registry import select_cost_models, select_strategies
 
 PINS: dict[str, Any] = {"pp": 1, "dp": 2, "ep": 1, "tp": 2, "microbatches": 2}
@@ -53,3 +57,34 @@ def test_open_pins() -> None:
         pinned(graph, {"pp": 1, "ep": 1, "tp": 2, **OFF})
     with pytest.raises(autopar.AutoparError, match="isn't divisible"):
         pinned(graph, {**PINS, **OFF, "microbatches": 3})
+
+
+@pytest.mark.parametrize(
+    ("axis", "name", "options"),
+    [
+        ("dp", "recompute", {"together": 2}),
+        ("dp", "recompute", {"scope": "selective"}),
+        ("dp", "zero", {"within": 2}),
+        ("dp", "zero", {"stage": 2, "within": 2}),
+        ("cp", "context", {"form": "ring"}),
+    ],
+)
+def test_an_option_holds_in_every_candidate(
+    axis: str, name: str, options: dict[str, Option]
+) -> None:
+    """Of a region none says less than was pinned; regions without attention have no form of it."""
+    given, chosen = job(), select_strategies()
+    graph = analyse(capture(given.model, given.batch, given.loss))
+    mesh = Mesh(tuple((a.name, 4 if a.name == axis else 1) for a in axes_in_order(chosen)))
+    data = (mesh.part("dp"),) if axis == "dp" else ()
+    pins = read_pins({axis: 4, name: options}, (), chosen)
+    found = region_candidates(graph, Setting(mesh, data, 1), chosen, pins)
+    met = 0
+    for (path, region), candidates in found.items():
+        said = [own for c in candidates.choices if (own := c.options(name)) is not None]
+        if name == "context" and not candidates.region.attention:
+            assert said and not any(said)
+            continue
+        assert all(own.items() >= options.items() for own in said), (path, region)
+        met += len(said)
+    assert met

@@ -1,9 +1,12 @@
 """Recompute: the same numbers, the collectives that come again, and refusals with their reasons."""
 
+import dataclasses
+
 import pytest
 import torch
 from equality import OFF, RECOMPUTE, Comparison, Edit, compare, compiled, edited
 from families import FAMILIES
+from gpt2_regions import FFN_REGION, mesh, refined, refusal
 from models import MODELS, Job, float32_raised, gpt2
 from pool import Pool
 from torch import nn
@@ -12,6 +15,8 @@ import autopar
 from autopar.capture import capture
 from autopar.cluster import resolve_cluster
 from autopar.graph.analyse import analyse
+from autopar.plugin import Candidate, Recomputed
+from autopar.strategies.recompute import Recompute
 
 TOLERANCE = 1e-9
 CASES = [
@@ -113,12 +118,22 @@ def test_what_changes_a_buffer_runs_once() -> None:
 
 
 def test_groups_of_layers_under_zero_3_are_refused() -> None:
-    """With the reason."""
-    pin = {"dp": 4, "zero": 3, "recompute": {"scope": "full", "together": 2}}
+    """With the reason, and never for regions alone instead."""
     job = MODELS["gpt2"]()
-    refusal = "FSDP2 .zero 3. gathers only the last"
-    with pytest.raises(autopar.AutoparError, match=refusal):
-        autopar.compile(job.model, "cpu:4", job.batch, pin={**pin, "tp": 1, "microbatches": 1})
+    for recompute in ({"scope": "full", "together": 2}, {"together": 2}):
+        pin = {"dp": 4, "zero": 3, "recompute": recompute, "tp": 1, "microbatches": 1}
+        with pytest.raises(autopar.AutoparError, match="FSDP2 .zero 3. gathers only the last"):
+            autopar.compile(job.model, "cpu:4", job.batch, pin=pin)
+
+
+def test_a_group_is_of_whole_layers() -> None:
+    """Regions alone have none, not even of a layer that can't run again."""
+    layers = Recomputed("layers", 2)
+    (made,) = refined(Recompute(together=2), FFN_REGION, mesh(dp=4))
+    assert isinstance(made, Candidate) and made.recompute == layers
+    once = dataclasses.replace(FFN_REGION, layer_once="it draws")
+    assert "can't run twice: it draws" in refusal(Recompute(together=2), once, mesh(dp=4))
+    assert len(refined(Recompute(together=1), FFN_REGION, mesh(dp=4))) == 2
 
 
 def test_half_a_group_is_refused() -> None:
