@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
 from autopar.cluster import ClusterSpec
 from autopar.errors import AutoparError, OpaqueWarning
+from autopar.option_values import is_number
 from autopar.plan import Plan, ScheduleChoice
 from autopar.planning.explain import explained
 from autopar.planning.request import Request
@@ -50,9 +52,11 @@ class Compiled:
         many of them. Its summary shows what each takes and what it loses on. Each is planned for
         this, under the same pins (the recipe: without). `progress` as in `compile`.
 
-        Errors: AutoparError where nothing was planned here: on a rank other than 0 under torchrun,
-        and for what `emit` and `load` return.
+        Errors: AutoparError for a wrong number of meshes, and where nothing was planned here: on a
+        rank other than 0 under torchrun, and for what `emit` and `load` return.
         """
+        if isinstance(meshes, bool) or not isinstance(meshes, int) or meshes < 0:
+            raise AutoparError(f"meshes must be a whole number, 0 or more, not {meshes!r}")
         with shown(progress) as watch:
             return explained(self._request(), self.plan, meshes, watch)
 
@@ -62,8 +66,8 @@ class Compiled:
 
         Errors: AutoparError for a share outside (0, 1), and as of `explained`.
         """
-        if not 0 < share < 1:
-            raise AutoparError(f"share must lie in (0, 1), 0.1 for ten percent, not {share}")
+        if not (is_number(share) and 0 < share < 1):
+            raise AutoparError(f"share must lie in (0, 1), 0.1 for ten percent, not {share!r}")
         with shown(progress) as watch:
             return sensitivity(self._request(), self.plan, share, watch)
 
@@ -91,6 +95,16 @@ class Compiled:
         if not any(p.is_meta for p in self.model.parameters()):
             module.load_from_rank0(self.model)
         return module
+
+
+def check_running(model: Any, clip_norm: Any) -> None:
+    """Errors: AutoparError for what `Compiled` can't run with."""
+    if not isinstance(model, nn.Module):
+        raise AutoparError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0):
+        raise AutoparError(
+            f"clip_norm must be above 0 (or None for no clipping), not {clip_norm!r}"
+        )
 
 
 def warn_of_opaque(plan: Plan, stacklevel: int = 3) -> None:

@@ -10,11 +10,12 @@ from torch import nn
 from autopar.batch_spec import describe_batch
 from autopar.capture import capture
 from autopar.cluster import Spec, resolve_cluster
-from autopar.compiled import Compiled, device_type_of, headline, warn_of_opaque
+from autopar.compiled import Compiled, check_running, device_type_of, headline, warn_of_opaque
 from autopar.default_batch import batch_or_default
 from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
+from autopar.option_values import is_number
 from autopar.plan import Plan
 from autopar.planning.limited import plan_in_time
 from autopar.planning.optimizer_state import state_ratio
@@ -115,8 +116,9 @@ def recipe(
 
 
 def _listed(forbid: Iterable[str]) -> tuple[str, ...]:
-    """The names, which may come once. Errors: AutoparError for a text, whose letters they'd be."""
-    if isinstance(forbid, str):
+    """The names, which may come once. Errors: AutoparError for a text, whose letters they'd be, and
+    for what is no list."""
+    if isinstance(forbid, str) or not isinstance(forbid, Iterable):
         raise AutoparError(f'forbid must be a list of names such as ["tp"], not {forbid!r}')
     return tuple(forbid)
 
@@ -179,17 +181,12 @@ def _line(asked: _Asked, make: Callable[[Request, Watch], Plan]) -> Compiled:
 
 
 def _check(asked: _Asked) -> None:
-    if not isinstance(asked.model, nn.Module):
-        raise AutoparError(f"model must be a torch.nn.Module, not {type(asked.model).__name__}")
-    if asked.clip_norm is not None and not asked.clip_norm > 0:
-        raise AutoparError(
-            f"clip_norm must be above 0 (or None for no clipping), not {asked.clip_norm}"
-        )
-    if not 0 < asked.memory_fraction <= 1:
-        raise AutoparError(f"memory_fraction must lie in (0, 1], not {asked.memory_fraction}")
-    if not 0 <= asked.gap < 1:
-        raise AutoparError(f"gap must lie in [0, 1), not {asked.gap}")
-    limit_s = asked.time_limit_s
-    if limit_s is not None and not (isinstance(limit_s, int | float) and limit_s >= 0):
+    check_running(asked.model, asked.clip_norm)
+    fraction, gap, limit_s = asked.memory_fraction, asked.gap, asked.time_limit_s
+    if not (is_number(fraction) and 0 < fraction <= 1):
+        raise AutoparError(f"memory_fraction must lie in (0, 1], not {fraction!r}")
+    if not (is_number(gap) and 0 <= gap < 1):
+        raise AutoparError(f"gap must lie in [0, 1), not {gap!r}")
+    if limit_s is not None and not (is_number(limit_s) and limit_s >= 0):
         raise AutoparError(f"time_limit_s must be seconds, 0 or more, or None, not {limit_s!r}")
     check_solver(asked.solver)

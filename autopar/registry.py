@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from autopar.errors import AutoparError
+from autopar.option_values import checked_options
 from autopar.plugin import CostModel, Effect, Strategy
 
 STRATEGIES = "autopar.strategies"
@@ -28,10 +29,10 @@ def select_strategies(
     to look in; left out, those of the environment.
 
     Errors: AutoparError for a name that nobody or more than one plugin has, a plugin that breaks
-    the contract, and a mesh axis with two owners.
+    the contract, an option whose value is of another type, and a mesh axis with two owners.
     """
     found = entry_points(group=STRATEGIES) if installed is None else installed
-    strategies = _select(chosen, found, Strategy)
+    strategies = tuple(map(checked_options, _select(chosen, found, Strategy)))
     owners: dict[str, str] = {}
     for strategy in strategies:
         for axis in strategy.axes():

@@ -13,7 +13,7 @@ from autopar.batch_spec import meta_batch
 from autopar.capture import capture
 from autopar.capture.reference import Loss
 from autopar.cluster import resolve_cluster
-from autopar.compiled import Compiled, device_type_of, headline, warn_of_opaque
+from autopar.compiled import Compiled, check_running, device_type_of, headline, warn_of_opaque
 from autopar.emit.module import emit_module
 from autopar.errors import AutoparError
 from autopar.graph.analyse import analyse
@@ -52,6 +52,7 @@ def emit(
     """
     if not isinstance(plan, Plan):
         raise AutoparError(f"plan is {type(plan).__name__}, not a Plan: Plan.load reads a file")
+    check_running(model, clip_norm)
     cluster = resolve_cluster(plan.cluster)
     chosen, models = select_strategies(strategies), select_cost_models(cost_models)
     device_type = device_type_of(cluster)

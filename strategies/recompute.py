@@ -39,7 +39,7 @@ class Recompute(Strategy):
     tier: ClassVar[Literal["dims", "state", "recompute"]] = "recompute"
 
     def __post_init__(self) -> None:
-        if self.scope is not None and self.scope not in SCOPES:
+        if self.scope is not None and self.scope not in tuple(SCOPES):
             raise AutoparError(
                 f"recompute has no scope {self.scope!r}: legal are {', '.join(SCOPES)}, and False "
                 "for none"

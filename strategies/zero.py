@@ -45,7 +45,7 @@ class Zero(Strategy):
     tier: ClassVar[Literal["dims", "state"]] = "state"
 
     def __post_init__(self) -> None:
-        if self.stage is not None and (self.stage not in STAGES or self.stage is True):
+        if self.stage is not None and (type(self.stage) is not int or self.stage not in STAGES):
             raise AutoparError(
                 f"zero has no stage {self.stage!r}: legal are "
                 f"{', '.join(map(str, STAGES))}, and False for none"

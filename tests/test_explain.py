@@ -123,6 +123,13 @@ def test_what_came_from_outside_was_not_searched(plan: Plan) -> None:
     emitted = autopar.emit(classifier().model, plan, loss=classifier().loss)
     with pytest.raises(AutoparError, match="only what compile and recipe return can be explained"):
         emitted.explained()
+    for meshes in (-1, 2.0, True, "2"):
+        with pytest.raises(
+            AutoparError, match=f"meshes must be a whole number, .*, not {meshes!r}"
+        ):
+            emitted.explained(meshes)  # type: ignore[arg-type]
+    with pytest.raises(AutoparError, match="clip_norm must be above 0"):
+        autopar.emit(classifier().model, plan, loss=classifier().loss, clip_norm=-1.0)
 
 
 def explained_here() -> str:

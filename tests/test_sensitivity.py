@@ -101,8 +101,8 @@ def test_where_nothing_would_fit() -> None:
     assert less.why.startswith("nothing fits into ")
 
 
-@pytest.mark.parametrize("share", [0, 1, -0.1, 10])
-def test_a_share_is_a_share(compiled: autopar.Compiled, share: float) -> None:
+@pytest.mark.parametrize("share", [0, 1, -0.1, 10, True, "0.1"])
+def test_a_share_is_a_share(compiled: autopar.Compiled, share: Any) -> None:
     with pytest.raises(AutoparError, match=r"share must lie in \(0, 1\)"):
         compiled.sensitivity(share)
 

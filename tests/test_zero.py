@@ -1,5 +1,7 @@
 """ZeRO on hand-made regions: what it says, what follows from that, and what is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from gpt2_regions import FFN_REGION, STREAM, mesh, param, refined, refusal, region
@@ -211,8 +213,8 @@ def test_refusals() -> None:
     assert refusal(Zero(), nothing, mesh(dp=2), SPLIT) == "region ffn has no trainable parameters"
 
 
-@pytest.mark.parametrize("stage", [0, 4, "3", True])
-def test_unknown_stage(stage: int) -> None:
+@pytest.mark.parametrize("stage", [0, 4, "3", True, 3.0])
+def test_unknown_stage(stage: Any) -> None:
     message = f"zero has no stage {stage!r}: legal are 1, 2, 3, and False for none"
     with pytest.raises(AutoparError, match=message):
         Zero(stage=stage)

@@ -10,6 +10,7 @@ from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
 from autopar.layouts.stages import Cut, layer_calls, make_cut
 from autopar.mesh import Mesh
+from autopar.option_values import with_options
 from autopar.plan import Plan, RegionChoice, ScheduleChoice
 from autopar.planning.decide import model_id
 from autopar.planning.param_choice import read_form, read_param, read_split
@@ -84,7 +85,7 @@ def _offers(
     options = {"schedule": said.name, **said.options}
     asked = [owner]
     with contextlib.suppress(AutoparError):  # no options of its own: then nobody offers them
-        asked.append(replace(owner, **{k: v for k, v in options.items() if k in own}))
+        asked.append(with_options(owner, {k: v for k, v in options.items() if k in own}))
     offers = [one for by in asked for one in by.schedules(mesh, microbatches, layers)]
     found = [one for one in offers if isinstance(one, Schedule)]
     return tuple({(one.name, one.axis, one.options): one for one in found}.values())

@@ -224,7 +224,7 @@ def _why_not(candidate: Candidate, named: Sequence[Strategy], found: Candidates)
 def _pin(where: str, strategy: Strategy, options: Mapping[str, Any]) -> Any:
     try:
         return strategy_pin(strategy, options)
-    except (AutoparError, TypeError, ValueError) as error:
+    except AutoparError as error:
         raise AutoparError(f"{where}: {error}") from error
 
 
