@@ -188,7 +188,27 @@ def test_layers_pin_that_is_legal_in_none_of_its_regions() -> None:
 
 def test_axis_that_nothing_can_use() -> None:
     text = message(gpt2(), pin={"tp": 4, "tensor": False, "sequence": False})
-    assert text.startswith("no region can use the axis tp = 4")
+    assert text == (
+        "no region can use the axis tp = 4: 'tensor', whose axis it is, is off. Lift that pin, or "
+        "leave tp at 1"
+    )
+
+
+@pytest.mark.parametrize("off", [{}, {"zero": 3}, {"recompute": "full"}])
+@pytest.mark.parametrize(
+    ("axis", "name", "by_module"),
+    [("cp", "context", False), ("dp", "data", False), ("cp", "context", True)],
+)
+def test_axis_whose_strategy_is_off(
+    axis: str, name: str, by_module: bool, off: dict[str, Any]
+) -> None:
+    """That comes before what follows from it for others."""
+    pin: dict[str, Any] = {axis: 4, **off}
+    pin |= {"layers": {"*": {name: False}}} if by_module else {name: False}
+    assert message(gpt2(), pin=pin) == (
+        f"no region can use the axis {axis} = 4: {name!r}, whose axis it is, is off. Lift that "
+        f"pin, or leave {axis} at 1"
+    )
 
 
 # ---------------------------------------------------------------- the model

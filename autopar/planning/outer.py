@@ -11,6 +11,7 @@ from autopar.layouts.program import group_of
 from autopar.mesh import split_size
 from autopar.planning.annotate import Candidates, annotate, is_balanced
 from autopar.planning.full_shards import one_full_shard
+from autopar.planning.idle_axes import turned_off, unused
 from autopar.planning.legal import dropout_fault
 from autopar.planning.pins import Pins, matches
 from autopar.planning.price import RegionCandidates, SlotKey
@@ -57,7 +58,9 @@ def open_setting(
     found = region_candidates(model, setting, strategies, pins)
     unique = {id(one): one for one in found.values()}.values()
     owner = owner_of(setting.schedule, strategies)
-    reason = _unmet(found, model.region_paths, setting, pins, owner) or _unused(found, setting)
+    reason = turned_off(found, model.region_paths, setting, strategies, pins)
+    reason = reason or _unmet(found, model.region_paths, setting, pins, owner)
+    reason = reason or unused(found, setting, strategies)
     reason = reason or _dropping(unique, setting) or _gathered(found)
     if reason is not None:
         return Dropped(setting, reason)
@@ -202,18 +205,3 @@ def _gathered(found: Mapping[SlotKey, Candidates]) -> str | None:
             for reasons in one.refusals.values():
                 refusals.update(dict.fromkeys(reasons))
     return "; ".join(list(refusals)[:8]) or None
-
-
-def _unused(found: dict[SlotKey, Candidates], setting: Setting) -> str | None:
-    layers = setting.schedule.axis if setting.schedule else None
-    for axis, size in setting.mesh.axes:
-        if axis == layers:
-            continue
-        if size > 1 and not any(c.uses(axis) for f in found.values() for c in f.choices):
-            refusals: dict[str, None] = {}
-            for candidates in found.values():
-                for reasons in candidates.refusals.values():
-                    refusals.update(dict.fromkeys(reasons))
-            why = "; ".join(list(refusals)[:8])
-            return f"no region can use the axis {axis} = {size}: {why}"
-    return None
