@@ -50,7 +50,8 @@ class Compiled:
         """The plan with where its seconds go by region, and with what it is compared with: the
         practitioner's recipe (`autopar.recipe`), and the best on each of the next best meshes, so
         many of them. Its summary shows what each takes and what it loses on. Each is planned for
-        this, under the same pins (the recipe: without). `progress` as in `compile`.
+        this, under the same pins (the recipe: without), and each search may take the whole
+        `time_limit_s` of the plan's own. `progress` as in `compile`.
 
         Errors: AutoparError for a wrong number of meshes, and where nothing was planned here: on a
         rank other than 0 under torchrun, and for what `emit` and `load` return.
@@ -63,6 +64,7 @@ class Compiled:
     def sensitivity(self, share: float = 0.1, progress: bool = True) -> Sensitivity:
         """What `share` more and less of the devices' memory and of the links' bandwidth would
         change: this plan's step, and the plan that would be chosen, by planning again four times.
+        Each time may take the whole `time_limit_s` that this plan was made with.
 
         Errors: AutoparError for a share outside (0, 1), and as of `explained`.
         """

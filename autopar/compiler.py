@@ -103,7 +103,8 @@ def recipe(
     fits; if that doesn't do, layers in stages (1F1B, optimizer state sharded) or ZeRO 3, the faster
     of the first that fit; data parallelism over what is left; and where nothing fits, all of it
     again with every layer recomputed. Each step is a set of pins for the planner's own candidates
-    and prices, and no step is tried once one fits. The arguments are `compile`'s, without `pin`.
+    and prices, and no step is tried once one fits. The arguments are `compile`'s, without `pin`;
+    `time_limit_s` is of each search, not of the whole: a step takes one or two of them.
 
     Errors: as `compile`; InfeasibleError where no step of the recipe fits, though a plan may.
     """

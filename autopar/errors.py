@@ -37,8 +37,8 @@ class InfeasibleError(AutoparError):
 
     def advice(self, progress: bool = True) -> "Advice":
         """The smallest changes (memory, devices, a pin lifted, a strategy allowed) that would fit,
-        each checked by planning with it, which takes as long as a few calls of `compile`.
-        `progress` as there.
+        each checked by planning with it, which takes as long as a few calls of `compile`: each may
+        take the whole `time_limit_s`. `progress` as there.
 
         Errors: AutoparError where nothing was planned here (a plan from outside; under torchrun, a
         rank other than 0).
