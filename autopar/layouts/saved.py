@@ -92,10 +92,10 @@ def saved_residents(
     """`held` as effects of the region alone: what other regions or layers keep as well counts for
     each of them, so their sum is never too small (`kept_once` is exact)."""
     found = held(block, typing, setting, group, path)
-    early = found.kept.bytes if path else _early(block, typing, setting, group)
-    yield Resident("saved", early)
-    if early < found.kept.bytes:
-        yield Resident("saved", found.kept.bytes - early, "end")
+    late = 0 if path else _late_bytes(block, typing, setting, group, found)
+    yield Resident("saved", found.kept.bytes - late)
+    if late:
+        yield Resident("saved", late, "end")
     yield from moments(found, runs_alone(typing.candidate), path)
 
 
@@ -111,11 +111,17 @@ def moments(found: Held, alone: bool, path: str) -> Iterator[Resident]:
         yield Resident("transient", found.again_bytes, "again" if path else "end")
 
 
-def _early(block: Block, typing: RegionTyping, setting: Setting, group: tuple[str, ...]) -> int:
-    """What a region of the skeleton keeps of the ops before the last layer's call."""
+def _late_bytes(
+    block: Block, typing: RegionTyping, setting: Setting, group: tuple[str, ...], whole: Held
+) -> int:
+    """What a region of the skeleton keeps more for its ops after the last layer's call. `whole`:
+    what it holds for all."""
     after = ops_after_layers(block)
     ops = {name: op for name, op in typing.ops.items() if name not in after}
-    return held(block, replace(typing, ops=ops), setting, group, "").kept.bytes
+    if len(ops) == len(typing.ops):
+        return 0
+    early = held(block, replace(typing, ops=ops), setting, group, "")
+    return whole.kept.bytes - early.kept.bytes
 
 
 def saved(block: Block, typing: RegionTyping, setting: Setting) -> Kept:

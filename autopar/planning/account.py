@@ -239,8 +239,9 @@ def _for_a_while(
     """What is there while ops exchange what they take, and while something runs again."""
     alone: list[Resident] = []
     for region, one in helds:
-        found = moments(one, runs_alone(choices[region]), path)
-        if runs_alone(choices[region]):
+        does_alone = runs_alone(choices[region])
+        found = moments(one, does_alone, path)
+        if does_alone:
             alone += found
         else:
             yield from found

@@ -166,10 +166,13 @@ def _best(fronts: Sequence[_Front], counted: Costs) -> _Front:
     return _Front(costs[kept], picks[kept])
 
 
-def moment_bytes(costs: Costs, freed_bytes: float) -> NDArray[np.float64]:
+def moment_bytes(
+    costs: Costs, freed_bytes: float, transient: int = TRANSIENT, brief: int = BRIEF
+) -> NDArray[np.float64]:
     """What each choice needs for a moment in a part where so much has been freed when the backward
-    comes to it, of what counts throughout: the first to run again finds it gone."""
-    found: NDArray[np.float64] = np.maximum(costs[:, BRIEF], costs[:, TRANSIENT] - freed_bytes)
+    comes to it, of what counts throughout: the first to run again finds it gone. `transient`,
+    `brief`: where these bytes are in `costs`."""
+    found: NDArray[np.float64] = np.maximum(costs[:, brief], costs[:, transient] - freed_bytes)
     return found
 
 

@@ -48,7 +48,7 @@ import numpy as np
 from autopar.planning import multipliers
 from autopar.planning.columns import pareto
 from autopar.planning.deadline import after
-from autopar.planning.loose import least_bytes_of
+from autopar.planning.loose import Loose, least_bytes_of
 from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.relaxed import Relaxed, alike_slots, loosened, relaxed
 from autopar.planning.rows import Kept
@@ -107,13 +107,16 @@ def smallest(problem: PlanningProblem, solver: str, time_limit_s: float | None) 
 
 def over_bytes(problem: PlanningProblem, solver: str) -> float:
     """By how many bytes at least each choice is over the limit, by multipliers."""
-    return multipliers.over_bytes(loosened(problem, alike_slots(problem)), solver)
+    return multipliers.over_bytes(_loose(problem), solver)
 
 
 def least_bytes(problem: PlanningProblem) -> int:
     """No choice needs less: each slot's least of every kind, on the fullest stage."""
-    loose = loosened(problem, alike_slots(problem))
-    return least_bytes_of(loose)
+    return least_bytes_of(_loose(problem))
+
+
+def _loose(problem: PlanningProblem) -> Loose:
+    return loosened(problem, alike_slots(problem))
 
 
 def undominated(problem: PlanningProblem) -> Kept:

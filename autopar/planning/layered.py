@@ -66,7 +66,7 @@ class Layered:
         return tuple(key for key in self.pricer.candidates if key[0] == "")
 
     @cached_property
-    def _skeleton_bills(self) -> list[list[Bill]]:
+    def skeleton_bills(self) -> list[list[Bill]]:
         """By region of the skeleton, what each candidate comes to in all parts together."""
         every = [self.pricer.candidates[key] for key in self.skeleton]
         return [[self.pricer.bill("", one) for one in candidates] for candidates in every]
@@ -74,13 +74,13 @@ class Layered:
     @property
     def least_closing_bytes(self) -> int:
         """What is needed for a moment after the last layer, at least."""
-        return sum(min(bill.closing_bytes for bill in bills) for bills in self._skeleton_bills)
+        return sum(min(bill.closing_bytes for bill in bills) for bills in self.skeleton_bills)
 
     @cached_property
     def _most_freed(self) -> tuple[int, int]:
         """What follows the last layer keeps and needs for a moment, and of this the latter, at
         most."""
-        every = self._skeleton_bills
+        every = self.skeleton_bills
         both = sum(max(bill.freed_bytes for bill in bills) for bills in every)
         return both, sum(max(bill.closing_bytes for bill in bills) for bills in every)
 

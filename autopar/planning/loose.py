@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.planning.columns import moment_bytes
 from autopar.planning.problem import Stages
 
 Floats = NDArray[np.float64]
@@ -134,10 +135,8 @@ def _moments(every: Sequence[Alike]) -> int:
 
 
 def moments(rows: Floats, freed_bytes: float) -> Floats:
-    """Of layers' rows, what each needs for a moment where so much has been freed
-    (`columns.moment_bytes`)."""
-    found: Floats = np.maximum(rows[:, BRIEF], rows[:, TRANSIENT] - freed_bytes)
-    return found
+    """Of layers' rows, what each needs for a moment where so much has been freed."""
+    return moment_bytes(rows, freed_bytes, TRANSIENT, BRIEF)
 
 
 def without_memory(loose: Loose) -> Multipliers:

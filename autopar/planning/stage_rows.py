@@ -16,7 +16,7 @@ Variables on top of `ilp`'s, for stages i and the microbatches v that i's chunks
     most ≥ r_i + Σ_j v_j · h_ij + peak_i,   memory = most                  (stage)
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,12 +47,7 @@ def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
     stages, scale = problem.stages, rows.scale
     assert stages is not None
     every = [_Stage(base) for base in base_sums(problem)]
-    for variable, share in _shares(rows, problem):
-        _charge(rows, every[share.stage], variable, share)
-    for (s, c), x in rows.chosen.items():
-        for share in problem.slots[s].choices[c].shares:
-            if share.transient_bytes or share.again_bytes or share.freed_bytes or s in rows.merged:
-                every[share.stage].taken.append((s, problem.slots[s].group, x, share))
+    _charge_all(rows, problem, every)
     slowest, most = map(rows.variable, ("slowest", "most"))
     late = rows.programme.add_variable("late", None)
     whole = sum(scale.of_seconds(one.base.seconds) for one in every)
@@ -85,13 +80,18 @@ def _at_least(
     rows.add(name, [(variable, 1.0), *((v, -f) for v, f in terms)], pulp.LpConstraintGE, more)
 
 
-def _shares(rows: "Rows", problem: PlanningProblem) -> Iterator[tuple[pulp.LpVariable, Share]]:
+def _charge_all(rows: "Rows", problem: PlanningProblem, every: Sequence[_Stage]) -> None:
+    """What choices and conversions cost each stage."""
     for (s, c), x in rows.chosen.items():
         for share in problem.slots[s].choices[c].shares:
-            yield x, share
+            stage = every[share.stage]
+            _charge(rows, stage, x, share)
+            if share.transient_bytes or share.again_bytes or share.freed_bytes or s in rows.merged:
+                stage.taken.append((s, problem.slots[s].group, x, share))
     for edge, variable, made, needed in rows.paid:
         size = edge.resident_bytes[made][needed]
-        yield variable, Share(edge.stage, *edge.costs(made, needed), size)
+        share = Share(edge.stage, *edge.costs(made, needed), size)
+        _charge(rows, every[edge.stage], variable, share)
 
 
 def _charge(rows: "Rows", stage: _Stage, variable: pulp.LpVariable, share: Share) -> None:

@@ -17,9 +17,9 @@ class Moments:
 
     def add(self, group: str, one: Share | Choice) -> None:
         """With what a choice of a group needs."""
-        again_bytes = one.transient_bytes + one.again_bytes
+        whole_bytes = one.transient_bytes + one.again_bytes
         self.brief[group] = self.brief.get(group, 0) + one.transient_bytes
-        self.whole[group] = self.whole.get(group, 0) + again_bytes
+        self.whole[group] = self.whole.get(group, 0) + whole_bytes
         self.freed_bytes += one.freed_bytes
 
     @property

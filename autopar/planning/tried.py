@@ -111,10 +111,9 @@ def least_of(layered: Layered) -> LeastWork:
     for kind in layered.kinds.values():
         each_s += float(kind.columns.costs[:, EACH_S].min())
         once_s += float(kind.columns.costs[:, ONCE_S].min())
-    pricer = layered.pricer
-    for key in layered.skeleton:
-        bills = [pricer.bill("", candidate) for candidate in pricer.candidates[key]]
-        each_s += min(bill.each_s(pricer.setting.microbatches) for bill in bills)
+    microbatches = layered.pricer.setting.microbatches
+    for bills in layered.skeleton_bills:
+        each_s += min(bill.each_s(microbatches) for bill in bills)
         once_s += min(bill.step_s for bill in bills)
     return each_s, once_s
 
