@@ -24,7 +24,7 @@ from autopar.capture import capture
 from autopar.capture.saved import FusedAttention
 from autopar.graph.analyse import analyse
 from autopar.layouts.program import Program
-from autopar.layouts.saved import saved_residents, shared_residents
+from autopar.layouts.saved import held, saved_residents, shared_tensors
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import type_region
 from autopar.planning.account import program_effects
@@ -88,14 +88,16 @@ def divided(program: Program) -> Local:
 
 def regions_bytes(program: Program) -> int:
     """What the regions keep, each by itself: what the integer programme sums up."""
-    setting = program.setting
-    paths = [layer.path for layer in program.model.layers]
-    residents = [*shared_residents(program.model, setting, paths)]
+    setting, residents = program.setting, list[Resident]()
+    shared: dict[object, int] = {}
+    given = shared_tensors(program.model, setting, [layer.path for layer in program.model.layers])
     for path, block in program.model.instances():
         for candidate in program.choices[path].values():
             typing = type_region(block, candidate)
-            residents += saved_residents(block, typing, setting, (path,), path)
-    return sum(resident.bytes for resident in residents)
+            found = held(block, typing, setting, (path,), path)
+            residents += saved_residents(block, typing, setting, (path,), path, found)
+            shared |= dict(given[path][name] for name, _ in found.kept.shared)
+    return sum(resident.bytes for resident in residents) + sum(shared.values())
 
 
 def program_of(job: Job, plan: autopar.Plan) -> Program:

@@ -132,6 +132,19 @@ class Block:
     def _nodes(self) -> Mapping[str, torch.fx.Node]:
         return {node.name: node for node in self.graph.nodes}
 
+    @functools.cached_property
+    def met(self) -> frozenset[str]:
+        """Values in whose storage ops of several regions make or take something."""
+        regions: dict[str, set[str | None]] = {}
+        for node in self.graph.nodes:
+            if node.name in self.values:
+                # Of several results the op before makes each.
+                makers = [node] if node.name in self.ops else list(node.all_input_nodes)
+                ops = [self.ops[one.name] for one in (*makers, *node.users) if one.name in self.ops]
+                regions.setdefault(self.root(node.name), set()).update(op.region for op in ops)
+        several = {root for root, some in regions.items() if len(some - {None}) > 1}
+        return frozenset(name for name in self.values if self.root(name) in several)
+
     def by_sample(self, name: str) -> bool:
         """Whether a value has samples of its own: it carries the batch, and comes from it."""
         value = self.values[name]

@@ -9,9 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch.fx
-
-from autopar.graph.chains import ops_after_layers
+from autopar.graph.chains import layer_calls, ops_after_layers
 from autopar.graph.model_graph import STREAM, Block, ModelGraph, SavedTensor
 from autopar.layouts.effects import form_residents
 from autopar.layouts.flow import normal
@@ -21,7 +19,7 @@ from autopar.layouts.typing import OpTyping, RegionTyping, boundary_layout, inpu
 from autopar.layouts.views import folded, folds, viewed
 from autopar.layouts.vocabulary import kept_instead
 from autopar.layouts.work import batch_share, internal_bytes
-from autopar.plugin import Resident
+from autopar.plugin import Candidate, Resident
 
 Storage = tuple[str, Layout]
 """The value that owns a storage, and its layout (without what no element depends on)."""
@@ -30,8 +28,8 @@ Storage = tuple[str, Layout]
 @dataclass(frozen=True)
 class Kept:
     """`storages`: tensors of the graph, with bytes; `inside_bytes`: what ops make and keep for
-    themselves (statistics, masks); `shared`: inputs that all layers share, whose bytes aren't among
-    the region's."""
+    themselves (statistics, masks); `shared`: inputs that all layers share, as they come, whose
+    bytes aren't among the region's."""
 
     storages: Mapping[Storage, int] = field(default_factory=dict)
     inside_bytes: int = 0
@@ -74,29 +72,40 @@ def held(
     taken = Kept()
     if again.scope == "region":
         taken = crossing(block, typing, setting)
-    elif typing.candidate.region == STREAM and path == group[0]:
-        taken = layer_inputs(block, typing, setting)
+    elif typing.candidate.region == STREAM:
+        given = layer_inputs(block, typing, setting)
+        # What all layers share is an argument of the group's call as well.
+        taken = given if path == group[0] else Kept(shared=given.shared)
     fresh = {k: v for k, v in kept.storages.items() if k not in taken.storages}
-    taken = replace(taken, shared=kept.shared)
+    taken = replace(taken, shared=taken.shared | kept.shared)
     size = replace(kept, storages=fresh).bytes * len(group)
     if again.scope == "layers" and typing.candidate.region == STREAM and path != group[0]:
         # The first layer's input is kept anyway.
-        given = layer_inputs(block, typing, setting).storages
-        size -= sum(bytes_ for key, bytes_ in fresh.items() if key in given)
+        inputs = layer_inputs(block, typing, setting).storages
+        size -= sum(bytes_ for key, bytes_ in fresh.items() if key in inputs)
     return Held(taken, forms, size)
 
 
 def saved_residents(
-    block: Block, typing: RegionTyping, setting: Setting, group: tuple[str, ...], path: str
+    block: Block,
+    typing: RegionTyping,
+    setting: Setting,
+    group: tuple[str, ...],
+    path: str,
+    found: Held,
 ) -> Iterator[Resident]:
-    """`held` as effects of the region alone: what other regions or layers keep as well counts for
-    each of them, so their sum is never too small (`kept_once` is exact)."""
-    found = held(block, typing, setting, group, path)
+    """What is `held` as effects of the region alone: what other regions keep as well counts for
+    each of them, so their sum is never too small (`met` says what that may be)."""
     late = 0 if path else _late_bytes(block, typing, setting, group, found)
     yield Resident("saved", found.kept.bytes - late)
     if late:
         yield Resident("saved", late, "end")
     yield from moments(found, runs_alone(typing.candidate), path)
+
+
+def met(block: Block, kept: Kept) -> Mapping[Storage, int]:
+    """Of what a region keeps, the storages that other regions may keep as well."""
+    return {one: size for one, size in kept.storages.items() if one[0] in block.met}
 
 
 def moments(found: Held, alone: bool, path: str) -> Iterator[Resident]:
@@ -174,47 +183,67 @@ def _keeps(block: Block, one: SavedTensor, typing: RegionTyping, setting: Settin
 def crossing(block: Block, typing: RegionTyping, setting: Setting) -> Kept:
     """The tensors that the region's ops take from outside, as they take them."""
     storages: dict[Storage, int] = {}
+    shared: set[Storage] = set()
     for op_typing in typing.ops.values():
         for name, layout in op_typing.needs.items():
             if name not in typing.ops and name in block.values and not block.is_weight(name):
                 taken = normal(block.values[name], layout)
-                _keep(storages, block, *owner_of(block, name, taken, typing, setting), setting)
-    return Kept(storages)
+                owner = owner_of(block, name, taken, typing, setting)
+                if _is_shared(block, *owner, setting):
+                    shared.add(owner)
+                else:
+                    _keep(storages, block, *owner, setting)
+    return Kept(storages, shared=frozenset(shared))
 
 
 def layer_inputs(block: Block, stream: RegionTyping, setting: Setting) -> Kept:
     """What a layer is called with."""
     storages: dict[Storage, int] = {}
+    shared: set[Storage] = set()
     for name in block.inputs():
         layout = boundary_layout(block.values[name], stream.candidate, setting)
-        _keep(storages, block, name, layout, setting)
-    return Kept(storages)
+        if _is_shared(block, name, layout, setting):
+            shared.add((name, layout))
+        else:
+            _keep(storages, block, name, layout, setting)
+    return Kept(storages, shared=frozenset(shared))
 
 
-def shared_residents(
+def shared_tensors(
     model: ModelGraph, setting: Setting, layers: Collection[str]
-) -> Iterator[Resident]:
-    """Inputs that several of the layers at these paths keep are there once."""
-    found: dict[str, int] = {}
-    for op in model.skeleton.ops.values():
-        if op.kind != "layer" or op.node.args[1] not in layers:
+) -> Mapping[str, Mapping[str, tuple[Storage, int]]]:
+    """Of the layers at these paths, by path and input that others share: whose storage it lies in
+    outside of layers, and the bytes of that."""
+    block_of = {layer.path: model.blocks[layer.block] for layer in model.layers}
+    known: dict[str, tuple[Storage, int]] = {}
+    found: dict[str, dict[str, tuple[Storage, int]]] = {}
+    for call in layer_calls(model.skeleton):
+        path = str(call.args[1])
+        if path not in layers:
             continue
-        index = next(x.block for x in model.layers if x.path == op.node.args[1])
-        block = model.blocks[index]
-        saved_here = {block.root(one.value) for one in block.saved if one.value is not None}
-        tensors: tuple[torch.fx.Node, ...] = tuple(op.node.args[0])  # type: ignore[arg-type]
+        block, tensors = block_of[path], tuple(call.args[0])  # type: ignore[arg-type]
         for given, name in zip(tensors, block.inputs(), strict=True):
-            if name in block.shared and name in saved_here:
-                value = block.values[name]
-                size = setting.local_numel(value.dims, input_layout(value, setting))
-                found[given.name] = size * value.item_bytes
-    yield Resident("saved", sum(found.values()))
+            if name in block.shared:
+                if given.name not in known:
+                    known[given.name] = _as_it_comes(model.skeleton, given.name, setting)
+                found.setdefault(path, {})[name] = known[given.name]
+    return found
+
+
+def _as_it_comes(skeleton: Block, name: str, setting: Setting) -> tuple[Storage, int]:
+    """Whose storage a value of the skeleton lies in that no region makes, and the bytes of that."""
+    layout = input_layout(skeleton.values[name], setting)
+    nothing = RegionTyping(Candidate(STREAM), {})
+    owner, layout = owner_of(skeleton, name, layout, nothing, setting)
+    value = skeleton.values[owner]
+    layout = layout.restrict(value.names)
+    return (owner, layout), setting.local_numel(value.dims, layout) * value.item_bytes
 
 
 def _keep(
     storages: dict[Storage, int], block: Block, name: str, layout: Layout, setting: Setting
 ) -> None:
-    if not block.is_weight(name) and not _is_shared(block, name, layout, setting):
+    if not block.is_weight(name):
         value = block.values[name]
         layout = _placed(layout).restrict(value.names)
         storages[name, layout] = setting.local_numel(value.dims, layout) * value.item_bytes

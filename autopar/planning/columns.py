@@ -154,7 +154,7 @@ def _paid(crossings: Sequence[tuple[Edge, Crossing | None]]) -> tuple[float, ...
             each_s, once_s = edge.costs(made, n)  # type: ignore[arg-type]
             paid[EACH_S] += each_s
             paid[ONCE_S] += once_s
-            paid[RESIDENT] += edge.resident_bytes[made][n]  # type: ignore[index]
+            paid[HELD if edge.is_held else RESIDENT] += edge.resident_bytes[made][n]  # type: ignore[index]
     return tuple(paid)
 
 

@@ -20,13 +20,19 @@ def evaluate(problem: PlanningProblem, choices: Sequence[int]) -> tuple[float, i
     ]
     if any(edge.seconds[made][needed] is None for edge, made, needed in made_of):
         return None
+    once = [
+        one.share
+        for one in problem.shared
+        if any(choices[s] in takes for s, takes in one.takes.items())
+    ]
     if problem.stages is not None:
-        return evaluate_stages(problem, choices, made_of)
+        return evaluate_stages(problem, choices, made_of, once)
     seconds = problem.base_seconds + sum(choice.seconds for choice in taken)
     memory_bytes = problem.base_bytes + sum(choice.resident_bytes for choice in taken)
     for edge, made, needed in made_of:
         seconds += sum(edge.costs(made, needed))
         memory_bytes += edge.resident_bytes[made][needed]
+    memory_bytes += sum(share.resident_bytes for share in once)
     moments = Moments()
     for slot, choice in zip(problem.slots, taken, strict=True):
         moments.add(slot.group, choice)

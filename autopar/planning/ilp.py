@@ -20,7 +20,8 @@ Variables
       z[e,m,n] ≥ f[e,u,m,n]   for each use u                      (shared)    add_conversions
       peak ≥ Σ_{s in group} q·x                                   (transient) add_transient
       peak ≥ Σ_{s in group} (q + a)·x − Σ f·x                         (again) add_transient
-      r₀ + Σ r·x + Σ R·z + peak ≤ limit                           (memory)    limit_memory
+      r₀ + Σ r·x + Σ R·z + Σ B·o + peak ≤ limit                   (memory)    limit_memory
+      o[b] ≥ Σ x of slot s's choices that take b, for each s      (once)      add_shared
       Σ x of the choices that use it ≥ 1   for each cover         (cover)     add_covers
       N[k] = Σ of the x, or of the f, that are alike              (count)     add_counts
       t₀ + Σ t·x + Σ T·z ≤ cutoff                                 (cutoff)    cut_off
@@ -121,8 +122,8 @@ def _loose(problem: PlanningProblem) -> Loose:
 
 def undominated(problem: PlanningProblem) -> Kept:
     """Per slot (but those that are fronts) the choices that no other can replace: one with the same
-    layouts on every edge, in the same covers, and no more seconds, resident or transient bytes. Of
-    equals the first stays; no optimum is lost."""
+    layouts on every edge, in the same covers, sharing the same, and no more seconds, resident or
+    transient bytes. Of equals the first stays; no optimum is lost."""
     layouts: list[list[tuple[int | None, ...]]] = [[] for _ in problem.slots]
     for edge in problem.edges:
         for use in (edge.source, *edge.uses):
@@ -130,6 +131,10 @@ def undominated(problem: PlanningProblem) -> Kept:
     for cover in problem.covers:
         for s, takes in enumerate(map(frozenset, cover.takes)):
             layouts[s].append(tuple(int(c in takes) for c in range(len(problem.slots[s].choices))))
+    for one in problem.shared:
+        for s in one.takes:
+            every = range(len(problem.slots[s].choices))
+            layouts[s].append(tuple(int(one.taken(s, c)) for c in every))
     known: dict[tuple[object, ...], tuple[int, ...]] = {}
     out = []
     for slot, rows in zip(problem.slots, layouts, strict=True):

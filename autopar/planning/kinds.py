@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from autopar.graph.model_graph import STREAM
 from autopar.layouts.program import group_of
+from autopar.layouts.saved import Storage
 from autopar.layouts.stages import Here
 from autopar.planning.columns import (
     ALONE,
@@ -25,12 +26,15 @@ from autopar.planning.columns import (
     WIDTH,
     Columns,
     Costs,
+    Facts,
     Part,
     columns,
     pareto,
 )
 from autopar.planning.joined import Late, Taken, late_rates, late_seconds, unit_edges
+from autopar.planning.kept_edges import kept_by_several, kept_edges
 from autopar.planning.price import Pricer, SlotKey
+from autopar.planning.prices import Bill
 from autopar.planning.problem import Edge
 from autopar.planning.together import alike_in_group, of_layer, together_edges
 from autopar.plugin import Candidate
@@ -86,6 +90,16 @@ class Kind:
         return self._using.get(axis, ())
 
     @cached_property
+    def sharing(self) -> Mapping[str, frozenset[int]]:
+        """By input that layers share, the columns that keep it as it comes."""
+        found: dict[str, set[int]] = {}
+        for i, seen in enumerate(self.columns.seen):
+            for fact in seen:
+                if fact[0] == "shares":
+                    found.setdefault(str(fact[1]), set()).add(i)
+        return {name: frozenset(columns) for name, columns in found.items()}
+
+    @cached_property
     def _using(self) -> Mapping[str, tuple[int, ...]]:
         found: dict[str, list[int]] = {}
         for i, seen in enumerate(self.columns.seen):
@@ -139,10 +153,16 @@ class Kinds:
             inside_seconds(self.pricer, path),
             late_by_region(self.pricer, path, regions),
         )
+        bills = {
+            region: [self.pricer.bill(path, candidate) for candidate in candidates]
+            for region, candidates in regions.items()
+        }
+        kept = [[bill.kept for bill in row] for row in bills.values()]
+        several = kept_by_several(kept)
         parts = [
             Part(
-                self._costs(path, candidates, inside_s[path, region], late_s[region]),
-                tuple(frozenset(_seen(c)) for c in candidates),
+                self._costs(bills[region], several, inside_s[path, region], late_s[region]),
+                tuple(map(_seen, candidates, bills[region])),
             )
             for region, candidates in regions.items()
         ]
@@ -150,6 +170,7 @@ class Kinds:
             *crossing_edges(self.pricer, path, index),
             *self._units(path, regions, index),
             *together_edges(regions),
+            *kept_edges(path, kept, several),
         ]
         return Kind(regions, columns(parts, edges, self._counted()))
 
@@ -165,18 +186,16 @@ class Kinds:
         return sums
 
     def _costs(
-        self,
-        path: str,
-        candidates: tuple[Candidate, ...],
-        *late_s: list[Late],
+        self, bills: Sequence[Bill], several: frozenset[Storage], *late_s: list[Late]
     ) -> Costs:
+        """Without the bytes of what several regions may keep."""
         times, rows = self.pricer.setting.microbatches, []
-        for candidate, *more in zip(candidates, *late_s, strict=True):
-            bill = self.pricer.bill(path, candidate)
+        for bill, *more in zip(bills, *late_s, strict=True):
             each_s = bill.each_s(times) + sum(late[0] for late in more)
             once_s = bill.step_s + sum(late[1] for late in more)
             moment = bill.transient_bytes - bill.alone_bytes, bill.brief_bytes, bill.alone_bytes
-            rows.append((each_s, once_s, bill.lasting_bytes, bill.held_bytes, *moment))
+            held = bill.held_bytes - sum(n for one, n in bill.kept.items() if one in several)
+            rows.append((each_s, once_s, bill.lasting_bytes, held, *moment))
         return np.array(rows)
 
     def _units(self, path: str, regions: Regions, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
@@ -240,8 +259,14 @@ def taken_in(
     return [frozenset(pricer.bill(path, candidate, here).units) for candidate in candidates]
 
 
-def _seen(candidate: Candidate) -> Iterator[tuple[Hashable, ...]]:
+def _seen(candidate: Candidate, bill: Bill) -> Facts:
     """What of a region's candidate matters outside its layer."""
+    return frozenset(_facts(candidate, bill))
+
+
+def _facts(candidate: Candidate, bill: Bill) -> Iterator[tuple[Hashable, ...]]:
+    for name in bill.shared:
+        yield "shares", name
     if candidate.region == STREAM:
         yield "stream", candidate.splits
     for axis in {part.axis for _, split in candidate.splits for part in split}:

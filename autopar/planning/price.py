@@ -15,7 +15,6 @@ from autopar.layouts.effects import step_effects
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
 from autopar.layouts.program import group_of
-from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Here
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import RegionTyping, boundary_layout, input_layout
@@ -246,11 +245,7 @@ class Pricer:
 
     def base(self) -> Bill:
         """What is there whatever is chosen, without stages."""
-        all_layers = (
-            *unused_effects(self.model),
-            *shared_residents(self.model, self.setting, [x.path for x in self.model.layers]),
-        )
-        total = self.prices.bill(all_layers, self.setting.microbatches)
+        total = self.prices.bill(unused_effects(self.model), self.setting.microbatches)
         known: dict[int, Bill] = {}
         for _, block in self.model.instances():
             if id(block) not in known:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autopar.cluster import ClusterSpec
+from autopar.layouts.saved import Storage
 from autopar.mesh import Mesh
 from autopar.planning.joined import Late, empty_call, split_price
 from autopar.planning.weights import (
@@ -47,6 +48,11 @@ class Bill:
     units: Mapping[Collective, int] = field(default_factory=dict)
     """The joined calls that it takes part in, with its bytes: what they cost beside these at a full
     rate isn't in it."""
+    kept: Mapping[Storage, int] = field(default_factory=dict)
+    """Of the held bytes, storages that other regions of the layer may keep too."""
+    shared: frozenset[str] = frozenset()
+    """Inputs of the layer that it keeps as they come, being there once for all layers: their bytes
+    aren't among the held."""
 
     @property
     def seconds(self) -> float:
@@ -86,6 +92,8 @@ class Bill:
             self.late_bytes + other.late_bytes,
             self.closing_bytes + other.closing_bytes,
             joined_units(self.units, other.units),
+            {**self.kept, **other.kept} if self.kept and other.kept else self.kept or other.kept,
+            self.shared | other.shared,
         )
 
 

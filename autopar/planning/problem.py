@@ -1,6 +1,6 @@
 """The planning problem as numbers: what price hands to solve. It knows no model and no strategy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -97,7 +97,8 @@ class Edge:
     (made, needed) pair that occurs is converted once, however many uses share it, and costs
     `seconds[made][needed]` and `resident_bytes[made][needed]`; None in `seconds`: impossible.
     Where the problem has stages, the bytes and seconds are the stage's, of one microbatch, and
-    `step_seconds` what is paid once a step on top (nothing, if there is no table).
+    `step_seconds` what is paid once a step on top (nothing, if there is no table). `is_held`: the
+    bytes are there for each microbatch in flight.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Edge:
     resident_bytes: tuple[tuple[int, ...], ...]
     stage: int = 0
     step_seconds: tuple[tuple[float | None, ...], ...] = ()
+    is_held: bool = False
 
     def costs(self, made: int, needed: int) -> tuple[float, float]:
         """Seconds of a possible conversion, and those once a step."""
@@ -126,11 +128,26 @@ class Cover:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Bytes that are there once, for whoever takes them: `takes[s]` are the choices of slot s that
+    do (a slot that isn't in it has none). `share`: what it costs a stage; without stages its
+    resident bytes count."""
+
+    name: str
+    takes: Mapping[int, frozenset[int]]
+    share: Share
+
+    def taken(self, slot: int, choice: int) -> bool:
+        """Whether a slot's choice does."""
+        return choice in self.takes.get(slot, ())
+
+
+@dataclass(frozen=True)
 class PlanningProblem:
     """Choose one choice per slot: least seconds, memory within the limit, every cover used.
 
     seconds = base + Σ chosen slots' + Σ conversions';
-    memory = base + Σ chosen slots' resident + Σ conversions' resident
+    memory = base + Σ chosen slots' resident + Σ conversions' resident + Σ taken shared
              + max over groups of Σ chosen transient of the group's slots, or, if that is more, of
                Σ chosen transient and again of these less Σ chosen freed of all slots.
 
@@ -146,6 +163,7 @@ class PlanningProblem:
     covers: tuple[Cover, ...] = ()
     stages: Stages | None = None
     base_shares: tuple[Share, ...] = ()
+    shared: tuple[Shared, ...] = ()
 
 
 @dataclass(frozen=True)

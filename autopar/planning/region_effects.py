@@ -16,7 +16,7 @@ from autopar.layouts.effects import (
 )
 from autopar.layouts.flow import normal
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.saved import saved_residents
+from autopar.layouts.saved import Held, held, saved_residents
 from autopar.layouts.stages import Cut, Here
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.traffic import loss_transients
@@ -43,22 +43,37 @@ def op_effects(
     part of the skeleton has."""
     running = running_effects(block, ops_here(typing, here), setting)
     yield from itertools.chain(*running.values())
-    yield from other_effects(block, typing, running, setting, path, group, here)
+    found = held_here(block, typing, setting, path, group, here)
+    yield from other_effects(block, typing, running, found, setting, path, group, here)
+
+
+def held_here(
+    block: Block,
+    typing: RegionTyping,
+    setting: Setting,
+    path: str,
+    group: tuple[str, ...],
+    here: Here | None = None,
+) -> Held:
+    """What the region, or what of it this part of the skeleton has, holds."""
+    own = RegionTyping(typing.candidate, ops_here(typing, here))
+    return held(block, own, setting, group, path)
 
 
 def other_effects(
     block: Block,
     typing: RegionTyping,
     running: Running,
+    found: Held,
     setting: Setting,
     path: str,
     group: tuple[str, ...],
     here: Here | None = None,
 ) -> Iterator[Effect]:
-    """The same without what ops do that run once: `running`."""
+    """The same without what ops do that run once: `running`. `found`: what is held."""
     candidate, ops = typing.candidate, ops_here(typing, here)
     yield from again_effects(block, candidate, running, setting, path == group[-1])
-    yield from saved_residents(block, RegionTyping(candidate, ops), setting, group, path)
+    yield from saved_residents(block, RegionTyping(candidate, ops), setting, group, path, found)
     yield from loss_transients(block, ops, setting)
 
 

@@ -1,6 +1,7 @@
 """The rows and columns of the integer programme, in PuLP. `ilp` states the maths.
 
-Names of variables: `x_slot_choice`, `f_edge_use_made_needed`, `z_edge_made_needed`, `n_…` counts.
+Names of variables: `x_slot_choice`, `f_edge_use_made_needed`, `z_edge_made_needed`, `o_shared`,
+`n_…` counts.
 """
 
 from collections import Counter
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 import pulp
 
 from autopar.planning.moment_rows import add_moments
-from autopar.planning.problem import Edge, PlanningProblem, Use
+from autopar.planning.problem import Edge, PlanningProblem, Shared, Use
 from autopar.planning.scale import Scale
 from autopar.planning.stage_rows import add_stages
 
@@ -38,6 +39,8 @@ class Rows:
     alike: dict[Hashable, Terms] = field(default_factory=dict)
     paid: list[tuple[Edge, pulp.LpVariable, int, int]] = field(default_factory=list)
     """Each conversion that costs something, with the variable that says whether it is made."""
+    once: list[tuple[Shared, pulp.LpVariable]] = field(default_factory=list)
+    """What is there once, with the variable that says whether anyone takes it."""
 
     def variable(self, name: str, upper: float | None = None) -> pulp.LpVariable:
         return self.programme.add_variable(name, 0.0, upper)
@@ -73,7 +76,10 @@ def merged_slots(problem: PlanningProblem, kept: Kept) -> Merged:
     found: dict[Hashable, list[int]] = {}
     for s, slot in enumerate(problem.slots):
         if settled[s] and slot.group and groups[slot.group] == 1:
-            takes = tuple(cover.takes[s] for cover in problem.covers)
+            takes = (
+                *(cover.takes[s] for cover in problem.covers),
+                *(one.takes.get(s) for one in problem.shared),
+            )
             found.setdefault((id(slot.choices), kept[s], takes), []).append(s)
     return {slots[0]: tuple(slots) for slots in found.values() if len(slots) > 1}
 
@@ -86,6 +92,7 @@ def build(problem: PlanningProblem, kept: Kept, scale: Scale, name: str) -> Rows
     for e, edge in enumerate(problem.edges):
         if not is_free(edge):
             add_conversions(rows, f"{e:04}", edge, kept)
+    add_shared(rows, problem)
     if problem.stages is None:
         charge_all(rows, problem)
         add_transient(rows, problem)
@@ -121,6 +128,25 @@ def charge_all(rows: Rows, problem: PlanningProblem) -> None:
         rows.charge(x, choice.seconds, choice.resident_bytes)
     for edge, paid, made, needed in rows.paid:
         rows.charge(paid, sum(edge.costs(made, needed)), edge.resident_bytes[made][needed])
+    for one, paid in rows.once:
+        rows.charge(paid, 0.0, one.share.resident_bytes)
+
+
+def add_shared(rows: Rows, problem: PlanningProblem) -> None:
+    """(once): paid if any slot takes it; of merged slots any number of them may."""
+    for k, one in enumerate(problem.shared):
+        takers: dict[int, Terms] = {}
+        for (s, c), x in rows.chosen.items():
+            if one.taken(s, c):
+                takers.setdefault(s, []).append((x, -1.0))
+        if takers:
+            merged = any(s in rows.merged for s in takers)
+            kind = pulp.LpBinary if merged else pulp.LpContinuous
+            paid = rows.programme.add_variable(f"o_{k:03}", 0, 1, kind)
+            for s, terms in takers.items():
+                count = float(len(rows.merged.get(s, (s,))))
+                rows.add(f"once_{k:03}_{s:04}", [(paid, count), *terms], pulp.LpConstraintGE, 0.0)
+            rows.once.append((one, paid))
 
 
 def add_covers(rows: Rows, problem: PlanningProblem) -> None:

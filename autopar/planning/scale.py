@@ -44,6 +44,9 @@ def choose_scale(problem: PlanningProblem) -> Scale:
     typical_s = problem.base_seconds + math.sqrt(fastest_s * slowest_s)
     sizes = [b for some in choices for c in some for b in _sizes(c)]
     sizes += [b for edge in problem.edges for row in edge.resident_bytes for b in row]
+    sizes += [
+        b for one in problem.shared for b in (one.share.resident_bytes, *one.share.held_bytes)
+    ]
     grain_bytes = math.gcd(*sizes) or 1
     most_bytes = sum(max(c.resident_bytes for c in some) for some in choices)
     per_grain = _TYPICAL * grain_bytes / max(most_bytes, 1)

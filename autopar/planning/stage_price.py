@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from autopar.graph.model_graph import STREAM, Value
 from autopar.layouts.layout import Layout, Setting
-from autopar.layouts.saved import shared_residents
 from autopar.layouts.stages import Cut, Here, heres
 from autopar.planning.columns import (
     BRIEF,
@@ -28,7 +27,7 @@ from autopar.planning.kinds import Kind, taken_in
 from autopar.planning.layered import Layered
 from autopar.planning.price import Need, Pricer, SlotKey
 from autopar.planning.prices import Bill
-from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Slot
+from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Shared, Slot
 from autopar.planning.rate import LeastWork
 from autopar.planning.region_effects import (
     buffer_effects,
@@ -39,6 +38,7 @@ from autopar.planning.region_effects import (
     unused_effects,
 )
 from autopar.planning.schedules import stages_of
+from autopar.planning.shared_inputs import SharedInputs, shared_inputs
 from autopar.plugin import Collective, Effect, Resident, Schedule
 
 SECONDS, ONCE, LASTS, WAITS = range(4)
@@ -92,7 +92,17 @@ class StagePricer:
             covers=self.layered.covers(),
             stages=stages_of(self.pricer.setting),
             base_shares=tuple(self._base()),
+            shared=tuple(
+                Shared(name, takes, self.share(Bill(resident_bytes=size, held_bytes=size), part))
+                for part, shared in enumerate(self._shared)
+                for name, size, takes in shared.sometimes
+            ),
         )
+
+    @cached_property
+    def _shared(self) -> tuple[SharedInputs, ...]:
+        """By part, what its layers share."""
+        return tuple(shared_inputs(self.layered, layers) for layers in self.cut.layers)
 
     # ------------------------------------------------------------ slots
 
@@ -188,11 +198,12 @@ class StagePricer:
             yield Share(stage, 0.0, scalars_s, overhead, held_bytes=())
         for part, where in enumerate(self.heres):
             effects: list[Effect] = [*unused_effects(model)] if part == 0 else []
-            effects += shared_residents(model, setting, self.cut.layers[part])
             for path in self.cut.layers[part]:
                 block = self.pricer.block(path)
                 effects += [*input_effects(block, setting), *buffer_effects(block)]
             bill = self.pricer.outside_bill(where) + prices.bill(effects, self.microbatches)
+            always = self._shared[part].always_bytes
+            bill += Bill(resident_bytes=always, held_bytes=always)
             resident = bill.resident_bytes + bill.transient_bytes
             bill = replace(bill, resident_bytes=resident, transient_bytes=0)
             yield self.share(bill, part)

@@ -92,6 +92,8 @@ def _charge_all(rows: "Rows", problem: PlanningProblem, every: Sequence[_Stage])
         size = edge.resident_bytes[made][needed]
         share = Share(edge.stage, *edge.costs(made, needed), size)
         _charge(rows, every[edge.stage], variable, share)
+    for one, variable in rows.once:
+        _charge(rows, every[one.share.stage], variable, one.share)
 
 
 def _charge(rows: "Rows", stage: _Stage, variable: pulp.LpVariable, share: Share) -> None:

@@ -77,9 +77,13 @@ def base_sums(problem: PlanningProblem) -> tuple[Sums, ...]:
 
 
 def evaluate_stages(
-    problem: PlanningProblem, choices: Sequence[int], conversions: Sequence[tuple[Edge, int, int]]
+    problem: PlanningProblem,
+    choices: Sequence[int],
+    conversions: Sequence[tuple[Edge, int, int]],
+    once: Sequence[Share],
 ) -> tuple[float, int]:
-    """Seconds and bytes of one choice per slot, with the conversions that it makes."""
+    """Seconds and bytes of one choice per slot, with the conversions that it makes and what is
+    there `once` for all."""
     stages = problem.stages
     assert stages is not None
     sums = base_sums(problem)
@@ -89,6 +93,8 @@ def evaluate_stages(
     for edge, made, needed in conversions:
         size = edge.resident_bytes[made][needed]
         sums[edge.stage].add(Share(edge.stage, *edge.costs(made, needed), size), "")
+    for share in once:
+        sums[share.stage].add(share, "")
     memory = max(
         one.memory_bytes(counts) for one, counts in zip(sums, stages.in_flight, strict=True)
     )

@@ -13,7 +13,8 @@ from autopar.planning.kinds import (
 )
 from autopar.planning.layered import Layered
 from autopar.planning.price import SlotKey
-from autopar.planning.problem import Choice, Edge, PlanningProblem, Slot
+from autopar.planning.problem import Choice, Edge, PlanningProblem, Share, Shared, Slot
+from autopar.planning.shared_inputs import shared_inputs
 
 
 def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
@@ -33,14 +34,18 @@ def whole_problem(layered: Layered, limit_bytes: int) -> PlanningProblem:
     edges = [_of_step(layered.on_columns(edge), times) for edge in found]
     edges += _units(layered)
     edges += layered.group_edges()
-    base = pricer.base()
+    base, shared = pricer.base(), shared_inputs(layered, layered.kinds)
     return PlanningProblem(
         tuple(slots),
         tuple(edges),
         limit_bytes,
         base.seconds,
-        base.resident_bytes + pricer.prices.overhead_bytes(),
+        base.resident_bytes + pricer.prices.overhead_bytes() + shared.always_bytes,
         layered.covers(),
+        shared=tuple(
+            Shared(name, takes, Share(0, resident_bytes=size))
+            for name, size, takes in shared.sometimes
+        ),
     )
 
 

@@ -6,17 +6,19 @@ splits the batch, and nothing else, is as small as it can be and microbatches ma
 """
 
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autopar.graph.model_graph import Block
 from autopar.layouts.again import Running, running_effects
 from autopar.layouts.layout import Layout, Setting
+from autopar.layouts.saved import Held, met
 from autopar.layouts.stages import Cut, Here, make_cut
 from autopar.layouts.typing import RegionTyping, type_region
 from autopar.mesh import AxisPart, Mesh, Split
 from autopar.planning.prices import Bill, Prices
-from autopar.planning.region_effects import ops_here, other_effects, param_layouts
+from autopar.planning.region_effects import held_here, ops_here, other_effects, param_layouts
 from autopar.planning.spans import Runs, runs_of
 from autopar.plugin import Candidate, Collective, Compute, Effect, Resident
 
@@ -172,16 +174,26 @@ class Works:
         if key not in self.works:
             typing = self.typing(block, only)
             once = self._once(block, typing, setting, here, place[0])
-            args = (block, typing, once.running, setting, path, group, here)
+            found = held_here(block, typing, setting, path, group, here)
+            args = (block, typing, once.running, found, setting, path, group, here)
             effects = list(other_effects(*args))
             again = self._spent(effects, once.spent)
             self.works[key] = Work(
                 tuple((name, *seconds) for name, seconds in again.items()),
-                self.prices.bill((e for e in effects if isinstance(e, Resident)), 1),
+                self._held(block, found, effects),
                 (*once.collectives, *(e for e in effects if isinstance(e, Collective))),
                 param_layouts(block, typing),
             )
         return self.works[key]
+
+    def _held(self, block: Block, found: Held, effects: Iterable[Effect]) -> Bill:
+        """Bytes, and what of them is kept by others too."""
+        bill = self.prices.bill((e for e in effects if isinstance(e, Resident)), 1)
+        kept = {
+            one: math.ceil(self.prices.cost(Resident("saved", size)))
+            for one, size in met(block, found.kept).items()
+        }
+        return replace(bill, kept=kept, shared=frozenset(name for name, _ in found.kept.shared))
 
     def _once(
         self,
@@ -221,9 +233,10 @@ def bare(candidate: Candidate) -> Candidate:
 
 
 def _on(work: Work, mesh: Mesh) -> Work:
-    """The work with layouts of parameters on another mesh."""
+    """The work with layouts of parameters, and of what is kept, on another mesh."""
     params = {name: _layout_on(layout, mesh) for name, layout in work.params.items()}
-    return replace(work, params=params)
+    kept = {(name, _layout_on(layout, mesh)): n for (name, layout), n in work.held.kept.items()}
+    return replace(work, params=params, held=replace(work.held, kept=kept))
 
 
 def _layout_on(layout: Layout, mesh: Mesh) -> Layout:
