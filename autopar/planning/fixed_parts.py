@@ -68,8 +68,25 @@ class FixedParts:
     @cached_property
     def freed(self) -> Floats:
         """By part, what has been freed when its layers' backward comes."""
-        parts = range(self.layered.schedule.brief.parts)
-        return np.array([self.layered.most_freed_bytes(part) for part in parts], np.float64)
+        table = self.layered.schedule.brief
+        most = [self.layered.most_freed_bytes(part) for part in range(table.parts)]
+        early = [self._closing_bytes(stage) for stage in range(table.stages - 1)]
+        for part in range(table.parts):
+            if part % table.stages < table.stages - 1:
+                most[part] = early[part % table.stages]
+        return np.array(most, np.float64)
+
+    def _closing_bytes(self, stage: int) -> int:
+        """What the skeleton needs for a moment on a stage but the last, at most."""
+        pricer, stages = self.layered.pricer, self.layered.schedule.brief.stages
+        ops = [name for name, op in pricer.model.skeleton.ops.items() if op.region is not None]
+        if not all(any(here.has(name) for here in self._heres) for name in ops):
+            return self.layered.most_closing_bytes  # some lie here or there
+        return sum(
+            max(pricer.bill("", c, here).closing_bytes for c in pricer.candidates[key])
+            for here in self._heres[stage::stages]
+            for key in self.layered.skeleton
+        )
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

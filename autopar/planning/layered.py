@@ -71,11 +71,6 @@ class Layered:
         every = [self.pricer.candidates[key] for key in self.skeleton]
         return [[self.pricer.bill("", one) for one in candidates] for candidates in every]
 
-    @property
-    def least_closing_bytes(self) -> int:
-        """What is needed for a moment after the last layer, at least."""
-        return sum(min(bill.closing_bytes for bill in bills) for bills in self.skeleton_bills)
-
     @cached_property
     def _most_freed(self) -> tuple[int, int]:
         """What follows the last layer keeps and needs for a moment, and of this the latter, at
@@ -85,12 +80,15 @@ class Layered:
         return both, sum(max(bill.closing_bytes for bill in bills) for bills in every)
 
     def most_freed_bytes(self, part: int) -> int:
-        """What is gone of a part's bytes, at most, when its last layer's backward begins: of what
-        follows the last layer of all."""
-        table = self.schedule.brief
-        if part == table.parts - 1:
-            return self._most_freed[0]
-        return self._most_freed[1] if part % table.stages == table.stages - 1 else 0
+        """What is gone of the bytes of one of the last stage's parts, at most, when its last
+        layer's backward begins: of what follows the last layer of all."""
+        return self._most_freed[0 if part == self.schedule.brief.parts - 1 else 1]
+
+    @property
+    def most_closing_bytes(self) -> int:
+        """What the skeleton needs for a moment that layers don't find when they run again, at
+        most."""
+        return self._most_freed[1]
 
     def skeleton_late(self, here: Here | None = None) -> dict[str, list[Late]]:
         """What the skeleton's joined calls cost beyond their full rate, by region and candidate."""

@@ -159,13 +159,30 @@ class StagePricer:
         return tuple(choices)
 
     def _moments(self, kind: Kind, own: int) -> tuple[Costs, Costs]:
-        """What each column needs for a moment in a part, and how much more in one when what follows
-        the last layer is gone, which only the last part has."""
+        """What each column needs for a moment in a part, and how much more in one when what the
+        part's stage frees before is gone: only the last part finds gone what follows the last
+        layer, and other parts of its stage what that needs for a moment, at least."""
         costs, table = kind.columns.costs, self.schedule.table
-        if own == table.parts - 1:
+        stage = own % table.stages
+        least, most = self._closing[stage]
+        if own == table.parts - 1 or (stage < table.stages - 1 and most):
             return costs[:, BRIEF], costs[:, TRANSIENT] - costs[:, BRIEF]
-        closing = self.layered.least_closing_bytes if own % table.stages == table.stages - 1 else 0
-        return moment_bytes(costs, closing), np.zeros(len(costs))
+        return moment_bytes(costs, least), np.zeros(len(costs))
+
+    @cached_property
+    def _closing(self) -> tuple[tuple[int, int], ...]:
+        """What the skeleton needs for a moment on each stage that layers don't find when they run
+        again, at least and at most."""
+        every = self.pricer.candidates
+        found = []
+        for stage in range(self.schedule.table.stages):
+            rows = [
+                [self.pricer.bill("", c, here).closing_bytes for c in every[key]]
+                for here in self.heres[stage :: self.schedule.table.stages]
+                for key in self.layered.skeleton
+            ]
+            found.append((sum(map(min, rows)), sum(map(max, rows))))
+        return tuple(found)
 
     def _choice(self, shares: list[Share]) -> Choice:
         seconds = sum(s.seconds * self.microbatches + s.step_seconds for s in shares)
@@ -180,6 +197,8 @@ class StagePricer:
         """A bill as the share of the stage that has a part; with more seconds each microbatch and
         once a step."""
         stages, chunks = self.schedule.table.stages, self.schedule.table.chunks
+        # Where backwards are split, what is kept isn't free before their second half.
+        late = 0 if self.schedule.table.splits_backward else bill.late_bytes
         held = tuple(bill.held_bytes if chunk == part // stages else 0 for chunk in range(chunks))
         return Share(
             part % stages,
@@ -188,7 +207,7 @@ class StagePricer:
             bill.lasting_bytes,
             held,
             bill.transient_bytes,
-            freed_bytes=bill.freed_bytes,
+            freed_bytes=late + bill.closing_bytes,
         )
 
     def _base(self) -> Iterator[Share]:
