@@ -23,6 +23,8 @@ from autopar.planning.problem import (
     Edge,
     Infeasible,
     PlanningProblem,
+    Share,
+    Shared,
     Slot,
     Solution,
     Use,
@@ -46,12 +48,29 @@ def random_problem(seed: int) -> PlanningProblem:
     edges = [random_edge(rng, slots, s, second, byte) for s in range(len(slots) - 1)]
     base_s, base_bytes = rng.choice((0.0, 3.0)) * second, rng.randint(0, 20) * byte
     covers = random_covers(random.Random(seed), slots) if seed % 5 == 2 else ()
-    free = PlanningProblem(slots, tuple(edges), 0, base_s, base_bytes, covers)
+    shared = random_shared(random.Random(seed), slots, byte) if seed % 3 == 1 else ()
+    free = PlanningProblem(slots, tuple(edges), 0, base_s, base_bytes, covers, shared=shared)
     sizes = sorted(memory for _, memory in possible(free).values())
     if not sizes:
         return free
     limit = sizes[int(len(sizes) * 0.6 * rng.random() ** 2)] + rng.choice((0, 0, 1, -1))
     return dataclasses.replace(free, limit_bytes=limit)
+
+
+def random_shared(rng: random.Random, slots: tuple[Slot, ...], byte: int) -> tuple[Shared, ...]:
+    """One or two things that some choices take, and that are there once."""
+    return tuple(
+        Shared(
+            f"table{k}",
+            {
+                s: frozenset(c for c in range(len(slot.choices)) if rng.random() < 0.5)
+                for s, slot in enumerate(slots)
+                if rng.random() < 0.7
+            },
+            Share(0, resident_bytes=rng.randint(1, 15) * byte),
+        )
+        for k in range(rng.randint(1, 2))
+    )
 
 
 def random_covers(rng: random.Random, slots: tuple[Slot, ...]) -> tuple[Cover, ...]:
@@ -188,6 +207,20 @@ def test_shared_conversion_counts_once(solver: str) -> None:
     tight = dataclasses.replace(two_uses((1, 1)), limit_bytes=35)
     assert isinstance(solve(tight, solver=solver), Solution)
     assert solve(dataclasses.replace(tight, limit_bytes=34), solver=solver) == Infeasible(1)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_what_is_shared_counts_once_among_slots_that_are_counted(solver: str) -> None:
+    """Three alike slots, told apart by nothing: any number of them may take it."""
+    choices = (Choice(1.0, 3, 0), Choice(2.0, 4, 0))
+    slots = tuple(Slot(name, choices, name) for name in "abc")
+    once = Shared("table", dict.fromkeys(range(3), frozenset({0})), Share(0, resident_bytes=6))
+    problem = PlanningProblem(slots, (), 15, shared=(once,))
+    every = solve(problem, solver=solver)
+    assert isinstance(every, Solution) and (every.seconds, every.memory_bytes) == (3.0, 15)
+    none = solve(dataclasses.replace(problem, limit_bytes=14), solver=solver)
+    assert isinstance(none, Solution) and (none.seconds, none.memory_bytes) == (6.0, 12)
+    assert solve(dataclasses.replace(problem, limit_bytes=11), solver=solver) == Infeasible(1)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -13,7 +13,7 @@ from pool import Pool
 import autopar
 from autopar import AutoparError, InfeasibleError
 from autopar.cli import main
-from autopar.cluster import ClusterSpec, describe_cluster, resolve_cluster, with_devices
+from autopar.cluster import describe_cluster, resolve_cluster, with_devices
 from autopar.planning.advice import Advice
 from autopar.text import layer_span, size
 
@@ -128,7 +128,7 @@ def test_what_layers_share_counts_once_in_the_search_too(
     that one needs, and the certificate's bound isn't above that."""
     job = llama(torch.float64, layers=layers)
 
-    def planned(spec: ClusterSpec, pin: dict[str, Any]) -> autopar.Plan:
+    def planned(spec: dict[str, Any], pin: dict[str, Any]) -> autopar.Plan:
         return autopar.compile(job.model, spec, job.batch, loss=job.loss, pin=pin).plan
 
     pinned = planned(cluster(4), {**mesh, **first})

@@ -12,7 +12,7 @@ Variables on top of `ilp`'s, for stages i and the microbatches v that i's chunks
     late ≥ Σ step seconds · x + Σ T · z (once) + spare · (τ_i − slowest)   (late)
     peak_i ≥ Σ_{s in group} q · x                                          (transient)
     peak_i ≥ Σ_{s in group} (q + a) · x − Σ f · x                              (again)
-    r_i ≥ Σ r · x + Σ R · z,   h_ij ≥ Σ h · x                                (resident) (held)
+    r_i ≥ Σ r · x + Σ R · z,   h_ij ≥ Σ h · x + Σ B · o                      (resident) (held)
     most ≥ r_i + Σ_j v_j · h_ij + peak_i,   memory = most                  (stage)
 """
 
