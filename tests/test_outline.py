@@ -215,7 +215,7 @@ def test_no_cut_into_several_parts_a_stage_is_below_the_bound(limit: int) -> Non
             each = {}
             for counts in itertools.product((1, 2), repeat=4):
                 if sum(counts) == 6:
-                    pricer = StagePricer(tried.layered, make_cut(skeleton, counts))
+                    pricer = StagePricer((tried.layered,), make_cut(skeleton, counts))
                     each[counts] = relaxed(pricer.problem(limit), "highs").bound_s
             assert more.bound_s <= min(each.values()) * (1 + 1e-9)
             chosen = more.anywhere.balanced()

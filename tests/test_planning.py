@@ -19,7 +19,7 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
-from autopar.planning.account import account, books_by_stage, program_effects
+from autopar.planning.account import account, books_by_stage, program_effects, spent_in_step
 from autopar.planning.books import one_call
 from autopar.planning.evaluate import evaluate
 from autopar.planning.joined import Late, empty_call, late_rates, whole_calls
@@ -269,9 +269,9 @@ def test_no_weights_count_more_than_the_account(model: str) -> None:
                 (books,) = books_by_stage(program, prices, RATIO)
             except ImpossibleError:
                 continue
-            spent = books.spent(program.setting.microbatches - 1)
+            spent = spent_in_step([books], program.setting)
             sharp = sharpest(rows, [spent], "highs")
-            assert seconds_of(spent, sharp) == pytest.approx(books.step_s, rel=1e-9)
+            assert seconds_of(spent, [sharp]) == pytest.approx(books.step_s, rel=1e-9)
             for weights in (*(drawn_weights(draw, rows) for _ in range(3)), sharp):
                 layered = Layered(pricer.weighing(weights))
                 taken = choices_of(layered, program)

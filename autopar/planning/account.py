@@ -34,7 +34,7 @@ from autopar.planning.region_effects import (
     scalar_collectives,
     unused_effects,
 )
-from autopar.planning.weights import Spent
+from autopar.planning.weights import Place, Row, Spent
 from autopar.plugin import Effect, Resident
 
 
@@ -301,13 +301,26 @@ def model_flops(program: Program) -> int:
 
 
 def spent_in_step(every: Sequence[Books], setting: Setting) -> Spent:
-    """What the slowest stage's step is made of, as if all stages took as long: with the plain
-    microbatches that it waits for."""
-    slowest = max(every, key=lambda books: books.step_s)
-    if setting.schedule is None:
-        return slowest.spent(setting.microbatches - 1)
-    table = setting.schedule.table
-    return slowest.spent(table.per_slowest + table.per_stage * table.stages - 1)
+    """What a step is made of: the plain windows of the slowest stage, as often as the step waits
+    for them, those of every stage once in the pipeline, and the windows of the stage that has most
+    once a step in the place of one of its plain ones."""
+    per_slowest, per_stage = float(setting.microbatches), 0.0
+    if setting.schedule is not None:
+        table = setting.schedule.table
+        per_slowest, per_stage = table.per_slowest, table.per_stage
+    stages = range(len(every))
+    slowest = max(stages, key=lambda i: every[i].microbatch_s)
+    # Where a stage's own windows count less than once, no other than the slowest stage may do
+    # without one of them: that is less than the step, but nothing is below 0.
+    late = max(stages, key=lambda i: every[i].once_s) if per_stage >= 1 else slowest
+    windows: dict[Place, Row] = {}
+    times: dict[Place, float] = {}
+    for i, books in enumerate(every):
+        plain = per_stage + (per_slowest if i == slowest else 0.0) - (1.0 if i == late else 0.0)
+        windows |= {(i, name): row for name, row in {**books.plain, **books.ends}.items()}
+        times |= {(i, name): plain for name in books.plain}
+        times |= {(i, name): 1.0 for name in books.ends if i == late}
+    return Spent(windows, times, every[late].waited_once_s)
 
 
 def step_seconds(every: Sequence[Books], setting: Setting) -> float:

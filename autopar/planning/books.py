@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
-from autopar.planning.weights import AT_THE_END, Row, Spent, entry, scaled, window_of
+from autopar.planning.weights import AT_THE_END, Row, entry, window_of
 from autopar.plugin import Alongside, Collective, Compute, Effect, Resident
 
 ORDER = (
@@ -92,11 +92,6 @@ class Books:
     def microbatch_s(self) -> float:
         """What all microbatches take together."""
         return self.step_s - self.once_s
-
-    def spent(self, plain: float) -> Spent:
-        """What a step is made of that has so many plain windows, and one with what comes once."""
-        windows = {name: scaled(row, plain) for name, row in self.plain.items()}
-        return {**windows, **self.ends}, self.waited_once_s
 
 
 Tally = Mapping[tuple[Effect, int], int]

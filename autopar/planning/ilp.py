@@ -53,7 +53,7 @@ from autopar.planning.loose import Loose, least_bytes_of
 from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.relaxed import Relaxed, alike_slots, loosened, relaxed
 from autopar.planning.rows import Kept
-from autopar.planning.sieve import Task, out_of_time, sifted, smallest_of
+from autopar.planning.sieve import Task, lightest_of, out_of_time, sifted, smallest_of
 
 
 def solve(
@@ -66,6 +66,7 @@ def solve(
     low: Relaxed | None = None,
     proves: bool = True,
     measure: bool = True,
+    lightest: bool = False,
 ) -> Solution | Infeasible:
     """The choices with the least seconds within the memory limit.
 
@@ -76,7 +77,8 @@ def solve(
     choice with the least memory; without it, the same problem has the same answer. `low`: the
     problem's relaxation, where it is known. Not `proves`: a better bound than the relaxation's is
     of no use, and the best of a few choices is taken. Not `measure`: a shortage may be said to be
-    `at_least` so many.
+    `at_least` so many. `lightest`: of what is hardly slower than the fastest, the choices whose
+    stages take least together.
 
     `bound_seconds` and `short_bytes` are exact up to the solvers' arithmetic (1e-9, relative).
     Errors: AutoparError for an unknown solver, OutOfTimeError where the time limit leaves neither a
@@ -95,6 +97,8 @@ def solve(
         return Infeasible(max(least_bytes(problem) - problem.limit_bytes, 1), at_least=True)
     if isinstance(found, float) and cutoff_s is not None and deadline.is_over:
         raise out_of_time(task)  # the choice with the least memory is slower
+    if isinstance(found, Solution) and lightest:
+        return lightest_of(task, found)
     return found if isinstance(found, Solution | Infeasible) else smallest_of(task, found)
 
 

@@ -41,6 +41,8 @@ class Rows:
     """Each conversion that costs something, with the variable that says whether it is made."""
     once: list[tuple[Shared, pulp.LpVariable]] = field(default_factory=list)
     """What is there once, with the variable that says whether anyone takes it."""
+    loads: Terms = field(default_factory=list)
+    """What all stages take together, waited for or not."""
 
     def variable(self, name: str, upper: float | None = None) -> pulp.LpVariable:
         return self.programme.add_variable(name, 0.0, upper)

@@ -204,10 +204,10 @@ class _State:
         done = settle(one, self.options, self.best_s, deadline)
         if done.step_s < self.best_s:
             self.best = done
-        weights = sharper(done, self.options) if done.bound_s < self.worth_s else None
-        if weights is not None:
-            self.guess = weights
-            self.add(done.by(weights))
+        again = sharper(done, self.options) if done.bound_s < self.worth_s else None
+        if again is not None:
+            self.guess = again.weights
+            self.add(again)
         elif done.is_guessed and not one.is_guessed:
             self.add(done)
         else:

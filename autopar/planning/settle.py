@@ -64,7 +64,13 @@ def settle(
         tried = _answered(tried, layered, found, cut, options)
     proven_s = max(tried.bound_s, min(bounds_s))
     result = None if tried.answer else result
-    return replace(tried, bound_s=proven_s, result=result, rounds=tried.rounds + 1)
+    return replace(
+        tried,
+        bound_s=proven_s,
+        result=result,
+        rounds=tried.rounds + 1,
+        every_cut=proves and tried.anywhere is not None and not tried.layered.is_large,
+    )
 
 
 CUTS = 4
@@ -112,19 +118,23 @@ def _of_cut(
     if cut is None or anywhere is None:
         assert tried.problem is not None
         return tried.layered, _solved(tried.problem, tried.low, options, worth_s, proves)
+    if proves and tried.by_stage:
+        by_stage = StagePricer(tried.layered_by_stage, cut)
+        problem = by_stage.problem(options.limit_bytes)
+        return by_stage.layered, _solved(problem, None, options, worth_s, proves, lightest=True)
     if proves:
         layered, others_s = anywhere.narrowed(WIDTH * tried.bound_s, options.solver)
     else:
         layered, others_s = anywhere.few(), math.inf
     if layered.is_possible:
-        problem = StagePricer(layered, cut).problem(options.limit_bytes)
+        problem = StagePricer((layered,), cut).problem(options.limit_bytes)
         found = _solved(problem, None, options, min(worth_s, others_s), proves)
         if isinstance(found, Solution):
             bound_s = min(found.bound_seconds, others_s)
             return layered, replace(found, bound_seconds=bound_s)
         if math.isfinite(worth_s) and worth_s <= others_s:
             return layered, found
-    problem = StagePricer(tried.layered, cut).problem(options.limit_bytes)
+    problem = StagePricer((tried.layered,), cut).problem(options.limit_bytes)
     return tried.layered, _solved(problem, None, options, worth_s, proves)
 
 
@@ -143,6 +153,7 @@ def _solved(
     options: SearchOptions,
     worth_s: float,
     proves: bool,
+    lightest: bool = False,
 ) -> Solution | Infeasible:
     return solve(
         problem,
@@ -153,6 +164,7 @@ def _solved(
         low=low,
         proves=proves,
         measure=False,
+        lightest=lightest,
     )
 
 
@@ -168,5 +180,5 @@ def _answered(
     sharp = answer and step_s == answer.step_s and found.seconds > answer.solution.seconds
     fits = max(sum(one.memory.values()) for one in books) <= options.limit_bytes
     if fits and (step_s < tried.step_s or sharp):
-        answer = Answer(program, found, step_s, spent)
+        answer = Answer(program, found, step_s)
     return replace(tried, answer=answer, seen=(*tried.seen, spent))

@@ -63,7 +63,7 @@ def _shortage(tried: Tried, options: SearchOptions) -> int | None:
     if tried.problem is None:
         wide = Anywhere(tried.layered, 2**60)
         problems = [
-            StagePricer(tried.layered, cut).problem(options.limit_bytes) for cut in cuts(wide)
+            StagePricer((tried.layered,), cut).problem(options.limit_bytes) for cut in cuts(wide)
         ]
     found = [smallest(p, options.solver, options.time_limit_s) for p in problems if p is not None]
     return min((f.short_bytes for f in found if not f.impossible), default=None)

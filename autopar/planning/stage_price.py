@@ -50,15 +50,33 @@ that lie there throughout, and for each microbatch in flight."""
 
 @dataclass(frozen=True)
 class StagePricer:
-    """Prices one setting whose layers are cut into parts."""
+    """Prices one setting whose layers are cut into parts. `layered`: of one stage after the other,
+    or of all stages the same."""
 
-    layered: Layered
+    by_stage: Sequence[Layered]
     cut: Cut
 
     @property
     def pricer(self) -> Pricer:
         """Of the setting."""
-        return self.layered.pricer
+        return self.by_stage[0].pricer
+
+    def pricer_of(self, part: int) -> Pricer:
+        """Of a part's stage, whose weights its prices have."""
+        return self._of(part).pricer
+
+    def _of(self, part: int) -> Layered:
+        every = self.by_stage
+        return every[0] if len(every) == 1 else every[part % len(every)]
+
+    @cached_property
+    def layered(self) -> Layered:
+        """The slots: each layer with the columns that it has in its part."""
+        if len(self.by_stage) == 1:
+            return self.by_stage[0]
+        paths = self.by_stage[0].kinds
+        given = {path: self._of(self.cut.part_of(path)).kinds[path] for path in paths}
+        return replace(self.by_stage[0], given=given)
 
     @property
     def schedule(self) -> Schedule:
@@ -112,7 +130,7 @@ class StagePricer:
             shares = []
             for part in range(self.cut.count):
                 each_s, once_s = self._late[part][key[1]][c]
-                bill = self.pricer.bill("", candidate, self.heres[part])
+                bill = self.pricer_of(part).bill("", candidate, self.heres[part])
                 if (key, part) in extra:
                     more_s, late_s, lasts, waits = map(float, extra[key, part][c])
                     each_s, once_s = each_s + more_s, once_s + late_s
@@ -191,7 +209,7 @@ class StagePricer:
 
     @cached_property
     def _late(self) -> tuple[Mapping[str, list[Late]], ...]:
-        return tuple(self.layered.skeleton_late(here) for here in self.heres)
+        return tuple(self._of(p).skeleton_late(here) for p, here in enumerate(self.heres))
 
     def share(self, bill: Bill, part: int, each_s: float = 0.0, once_s: float = 0.0) -> Share:
         """A bill as the share of the stage that has a part; with more seconds each microbatch and
@@ -211,16 +229,18 @@ class StagePricer:
         )
 
     def _base(self) -> Iterator[Share]:
-        model, setting, prices = self.pricer.model, self.pricer.setting, self.pricer.prices
-        scalars_s, overhead = self.pricer.scalars().step_s, prices.overhead_bytes()
+        model, setting = self.pricer.model, self.pricer.setting
         for stage in range(self.schedule.table.stages):
-            yield Share(stage, 0.0, scalars_s, overhead, held_bytes=())
+            pricer = self.pricer_of(stage)
+            overhead = pricer.prices.overhead_bytes()
+            yield Share(stage, 0.0, pricer.scalars().step_s, overhead, held_bytes=())
         for part, where in enumerate(self.heres):
             effects: list[Effect] = [*unused_effects(model)] if part == 0 else []
             for path in self.cut.layers[part]:
                 block = self.pricer.block(path)
                 effects += [*input_effects(block, setting), *buffer_effects(block)]
-            bill = self.pricer.outside_bill(where) + prices.bill(effects, self.microbatches)
+            pricer = self.pricer_of(part)
+            bill = pricer.outside_bill(where) + pricer.prices.bill(effects, self.microbatches)
             always = self._shared[part].always_bytes
             bill += Bill(resident_bytes=always, held_bytes=always)
             resident = bill.resident_bytes + bill.transient_bytes
@@ -235,10 +255,11 @@ class StagePricer:
             for part, uses in needs.items():
                 for need in uses:
                     if need[0] == made[0]:
-                        inside_s = self.pricer.inside_s("", name, made, need)
+                        inside_s = self.pricer_of(part).inside_s("", name, made, need)
                         self._add_late(extra, made[0], part, inside_s)
                 across = [need for need in uses if need[0] != made[0]]
-                edge = self.pricer.edge("", skeleton, name, made, across, self.layered.index)
+                pricer, index = self.pricer_of(part), self.layered.index
+                edge = pricer.edge("", skeleton, name, made, across, index)
                 if edge is not None:
                     stage = part % self.schedule.table.stages
                     edge = replace(edge, stage=stage, name=f"{edge.name} in {part}")
@@ -276,17 +297,18 @@ class StagePricer:
     def _add_sends(self, extra: Extra) -> None:
         """Each stage pays for what it sends (values onwards, gradients back), has room for the
         messages at its boundaries, and holds what it only passes on."""
-        skeleton, prices = self.pricer.model.skeleton, self.pricer.prices
+        skeleton = self.pricer.model.skeleton
         for part, names in enumerate(self.cut.boundaries):
             for name in names:
                 value, node = skeleton.values[name], skeleton.node(name)
                 key, layouts = self.pricer.made("", skeleton, node, value)
                 unique = dict.fromkeys(layouts)
                 for forward in (True, False) if value.needs_grad else (True,):
+                    where = part if forward else part + 1
+                    prices = self.pricer_of(where).prices
                     seconds = {
                         x: prices.seconds(self._send(value, name, x, forward)) for x in unique
                     }
-                    where = part if forward else part + 1
                     self._add_late(extra, key, where, [seconds[x] for x in layouts])
                 room = {x: self._bytes("transient", messages_bytes, value, x) for x in unique}
                 for where in (part, part + 1):
@@ -320,7 +342,7 @@ class StagePricer:
                 )
                 for key in self.layered.skeleton
             }
-            for edge in unit_edges({"": slots}, self.pricer.prices.seconds):
+            for edge in unit_edges({"": slots}, self.pricer_of(part).prices.seconds):
                 stage = part % self.schedule.table.stages
                 yield replace(edge, stage=stage, name=f"{edge.name} in {part}")
 

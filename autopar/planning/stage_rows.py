@@ -56,6 +56,8 @@ def add_stages(rows: "Rows", problem: PlanningProblem) -> None:
     rows.memory.append((most, 1.0))
     for i, (one, in_flight) in enumerate(zip(every, stages.in_flight, strict=True)):
         rows.seconds.extend((v, stages.per_stage * f) for v, f in one.seconds)
+        pace = stages.per_slowest + stages.per_stage
+        rows.loads.extend([*((v, pace * f) for v, f in one.seconds), *one.step_seconds])
         of_base = scale.of_seconds(one.base.seconds), scale.of_seconds(one.base.step_seconds)
         _at_least(rows, f"slowest_{i:02}", slowest, one.seconds, of_base[0])
         spare = stages.spare

@@ -1,6 +1,7 @@
 """One setting on its way through the search: opened with a rough bound, relaxed, solved."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import AutoparError
@@ -15,7 +16,7 @@ from autopar.planning.outer import Dropped, Outer
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.rate import LeastWork
 from autopar.planning.relaxed import Relaxed, relaxed
-from autopar.planning.weights import Spent, Weights, seconds_of, sharpest
+from autopar.planning.weights import Spent, Weights, seconds_of, sharpest, sharpest_of_stages
 from autopar.planning.whole_price import whole_problem
 
 
@@ -34,12 +35,11 @@ class SearchOptions:
 @dataclass(frozen=True)
 class Answer:
     """A program of a setting: by the programme, and by the account, whose figures the plan
-    shows. `spent`: what its slowest stage does."""
+    shows."""
 
     program: Program
     solution: Solution
     step_s: float
-    spent: Spent
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Tried:
     `answer`: the best program found so far; `seen`: what each answer so far does, which was found
     by weights that are sharp for those before it; `rounds`: by how many weights it was solved, each
     time for one or for many cuts of its layers; `is_guessed`: before anything is to be proven, a
-    few of its columns were looked at.
+    few of its columns were looked at; `every_cut`: whether each cut of its layers is looked at, so
+    that a bound need not hold for all together; `by_stage`: the weights of each stage by which a
+    cut is then solved, if they aren't those of `layered`.
     """
 
     outer: Outer
@@ -64,6 +66,8 @@ class Tried:
     seen: tuple[Spent, ...] = ()
     rounds: int = 0
     is_guessed: bool = False
+    every_cut: bool = False
+    by_stage: tuple[Weights, ...] = ()
     result: Infeasible | None = None
 
     @property
@@ -76,12 +80,25 @@ class Tried:
         """The best step, by the account; inf where none was found."""
         return math.inf if self.answer is None else self.answer.step_s
 
+    @property
+    def weights(self) -> Weights:
+        """Those of all stages together."""
+        return self.layered.pricer.prices.weights
+
     def by(self, weights: Weights) -> "Tried":
         """The same by other weights, with nothing but its bound."""
-        if weights == self.layered.pricer.prices.weights:
+        if weights == self.weights:
             return self
         layered = Layered(self.layered.pricer.weighing(weights))
-        return replace(self, layered=layered, problem=None, low=None, anywhere=None)
+        return replace(self, layered=layered, problem=None, low=None, anywhere=None, by_stage=())
+
+    @property
+    def layered_by_stage(self) -> tuple[Layered, ...]:
+        """Each stage's by its weights, or what is the same for all."""
+        pricer = self.layered.pricer
+        if not self.by_stage:
+            return (self.layered,)
+        return tuple(Layered(pricer.weighing(weights)) for weights in self.by_stage)
 
 
 def relax(tried: Tried, options: SearchOptions) -> Tried | Dropped:
@@ -126,16 +143,31 @@ ROUNDS = 12
 """How often a setting is solved by weights that are sharper for what was found before."""
 
 
-def sharper(tried: Tried, options: SearchOptions) -> Weights | None:
-    """The weights that are sharpest for what a setting's programs do, or None: where they wouldn't
-    show more, or enough was tried."""
+def sharper(tried: Tried, options: SearchOptions) -> Tried | None:
+    """The setting by the weights that are sharpest for what its programs do: first the same on all
+    stages, then, where each cut is looked at, each stage's own. None: where they
+    wouldn't show more, or enough was tried."""
     if tried.answer is None or tried.rounds >= ROUNDS:
         return None
     if tried.bound_s >= tried.step_s * (1 - options.gap):
         return None
-    prices = tried.layered.pricer.prices
-    weights = sharpest(prices.rows, tried.seen, options.solver)
-    worth_s = min(seconds_of(one, weights) for one in tried.seen)
-    now_s = min(seconds_of(one, prices.weights) for one in tried.seen)
-    is_rough = len(tried.seen) == 1 and weights != prices.weights
-    return weights if is_rough or worth_s > now_s * (1 + options.gap / 4) else None
+    rows, seen = tried.layered.pricer.prices.rows, tried.seen
+    weights = sharpest(rows, seen, options.solver)
+    is_rough = len(seen) == 1 and weights != tried.weights
+    if is_rough or _are_sharper((weights,), (tried.weights,), tried, options):
+        return tried.by(weights)
+    if not tried.every_cut:
+        return None
+    stages = tried.layered.schedule.brief.stages
+    every = sharpest_of_stages(rows, seen, stages, options.solver)
+    if _are_sharper(every, tried.by_stage or (tried.weights,), tried, options):
+        return replace(tried, by_stage=every)
+    return None
+
+
+def _are_sharper(
+    new: Sequence[Weights], old: Sequence[Weights], tried: Tried, options: SearchOptions
+) -> bool:
+    """Whether the cheapest program that was seen costs more."""
+    new_s, old_s = (min(seconds_of(one, some) for one in tried.seen) for some in (new, old))
+    return new_s > old_s * (1 + options.gap / 4)

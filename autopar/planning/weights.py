@@ -51,9 +51,35 @@ class Weights:
         return all(self.of(window) == self.at_the_end(window) for window in AT_THE_END)
 
 
-Spent = tuple[Mapping[str, Row], float]
-"""What a program does in a step: by window the seconds of device, host and network (not weights),
-and seconds that are waited for and run beside nothing."""
+Place = tuple[int, str]
+"""A stage's window; without stages the only one is stage 0."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a step takes of a program: by window the seconds of device, host and network (not
+    weights), how often the step waits for it (0: something else takes longer), and seconds that are
+    waited for and run beside nothing. By the largest rows it comes to the step."""
+
+    windows: Mapping[Place, Row]
+    times: Mapping[Place, float]
+    waited_s: float = 0.0
+
+    @property
+    def waited(self) -> dict[Place, Row]:
+        """The windows that are waited for, as often as they are."""
+        return {p: scaled(self.windows[p], times) for p, times in self.times.items() if times}
+
+    def on_one_stage(self) -> "Spent":
+        """As if all of it were one stage's."""
+        windows: dict[Place, Row] = {}
+        for (_, name), (device, host, network) in self.waited.items():
+            before = windows.get((0, name), (0.0, 0.0, 0.0))
+            windows[0, name] = before[0] + device, before[1] + host, before[2] + network
+        for (_, name), work in self.windows.items():
+            windows.setdefault((0, name), work)
+        times = {(0, name): 1.0 for _, name in self.waited}
+        return Spent(windows, times, self.waited_s)
 
 
 def window_of(effect: Compute | Collective) -> str:
@@ -95,58 +121,66 @@ def first_guess(rows: Sequence[Row]) -> Weights:
     return Weights((row,) * len(WINDOWS))
 
 
-def seconds_of(spent: Spent, weights: Weights) -> float:
-    """What the weights make of it."""
-    windows, waited_s = spent
-    return waited_s + sum(weighted(weights.of(name), work) for name, work in windows.items())
+def seconds_of(spent: Spent, every: Sequence[Weights]) -> float:
+    """What the weights make of it: each stage's, or of all stages the same."""
+    return spent.waited_s + sum(
+        weighted((every[0] if len(every) == 1 else every[stage]).of(name), work)
+        for (stage, name), work in spent.waited.items()
+    )
 
 
 def sharpest(rows: Sequence[Row], seen: Sequence[Spent], solver: str) -> Weights:
-    """The mixture of rows in each window by which the cheapest of the seen programs costs most."""
-    found = _largest(rows, seen[0]) if len(seen) == 1 else _mixture(rows, seen, solver)
-    for window, ends in AT_THE_END.items():
-        if all(windows.get(window, _NOTHING) == _NOTHING for windows, _ in seen):
-            found[window] = found[ends]  # of one microbatch, the only one: it says as much
-    return Weights(tuple(found[name] for name in WINDOWS))
+    """The mixture of rows in each window, on all stages the same, by which the cheapest of the seen
+    programs costs most."""
+    return sharpest_of_stages(rows, [spent.on_one_stage() for spent in seen], 1, solver)[0]
 
 
-def _largest(rows: Sequence[Row], spent: Spent) -> dict[str, Row]:
-    windows = spent[0]
-    return {name: largest(rows, windows.get(name, _NOTHING)) for name in WINDOWS}
+def sharpest_of_stages(
+    rows: Sequence[Row], seen: Sequence[Spent], stages: int, solver: str
+) -> tuple[Weights, ...]:
+    """The same of so many stages, each with weights of its own. A window for which no step waits
+    has those by which it costs most in the last program: it counts where others take less."""
+    found = {place: largest(rows, work) for place, work in seen[-1].windows.items()}
+    found |= _mixture(rows, seen, solver) if len(seen) > 1 else {}
+    return tuple(
+        Weights(tuple(found.get((stage, name), rows[0]) for name in WINDOWS))
+        for stage in range(stages)
+    )
 
 
-def _mixture(rows: Sequence[Row], seen: Sequence[Spent], solver: str) -> dict[str, Row]:
+def _mixture(rows: Sequence[Row], seen: Sequence[Spent], solver: str) -> dict[Place, Row]:
     programme = pulp.LpProblem("sharpest", pulp.LpMaximize)
     least = programme.add_variable("least")
+    every = [spent.waited for spent in seen]
+    places = list(dict.fromkeys(place for waited in every for place in waited))
     shares = {
-        (name, r): programme.add_variable(f"share_{name}_{r:02}", 0.0)
-        for name in WINDOWS
+        (place, r): programme.add_variable(f"share_{p:03}_{r:02}", 0.0)
+        for p, place in enumerate(places)
         for r in range(len(rows))
     }
-    unit = 1.0 / max(1e-12, *(waited_s + sum(map(sum, w.values())) for w, waited_s in seen))
-    for k, (windows, waited_s) in enumerate(seen):
+    unit = 1.0 / max(1e-12, *(sum(map(sum, waited.values())) for waited in every))
+    for k, (spent, waited) in enumerate(zip(seen, every, strict=True)):
         terms = [
-            (shares[name, r], -unit * weighted(row, work))
-            for name, work in windows.items()
+            (shares[place, r], -unit * weighted(row, work))
+            for place, work in waited.items()
             for r, row in enumerate(rows)
         ]
         least_is = pulp.LpAffineExpression([(least, 1.0), *terms])
+        limit = unit * spent.waited_s
         programme.addConstraint(
-            pulp.LpConstraint(least_is, pulp.LpConstraintLE, f"seen_{k}", unit * waited_s)
+            pulp.LpConstraint(least_is, pulp.LpConstraintLE, f"seen_{k}", limit)
         )
-    for name in WINDOWS:
-        every = pulp.LpAffineExpression([(shares[name, r], 1.0) for r in range(len(rows))])
-        programme.addConstraint(pulp.LpConstraint(every, pulp.LpConstraintEQ, f"whole_{name}", 1.0))
+    for p, place in enumerate(places):
+        whole = pulp.LpAffineExpression([(shares[place, r], 1.0) for r in range(len(rows))])
+        row_of = pulp.LpConstraint(whole, pulp.LpConstraintEQ, f"whole_{p:03}", 1.0)
+        programme.addConstraint(row_of)
     programme.setObjective(pulp.LpAffineExpression([(least, 1.0)]))
     outcome = run(programme, solver, gap=0.0)
     assert outcome.status == "solved", outcome
     return {
-        name: _mixed(rows, [max(0.0, float(shares[name, r].varValue)) for r in range(len(rows))])
-        for name in WINDOWS
+        place: _mixed(rows, [max(0.0, float(shares[place, r].varValue)) for r in range(len(rows))])
+        for place in places
     }
-
-
-_NOTHING: Row = (0.0, 0.0, 0.0)
 
 
 def weighted(row: Row, work: Row) -> float:
