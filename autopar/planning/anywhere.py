@@ -151,7 +151,7 @@ class Anywhere:
 
     def loose(self) -> Loose:
         """The problem before layers are cut, as multipliers see it."""
-        every = [*self._fixed.skeleton]
+        every = [*self._fixed.beside]
         table = self.schedule.brief
         for k, (key, count) in enumerate(self._counts.items()):
             # The largest of those that a stage has is no less than their mean.

@@ -1,24 +1,20 @@
 """What each part of a pipeline has wherever the layers are cut: the ops of the skeleton that lie in
-the same part in every cut, and what it costs at least to hand a layer's result on."""
+the same part in every cut, and what it costs to hand a layer's result on."""
 
-import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.graph.model_graph import STREAM, Value
-from autopar.layouts.layout import Layout
 from autopar.layouts.stages import Here
 from autopar.planning import columns
+from autopar.planning.handing_on import HandingOn
 from autopar.planning.layered import Layered
 from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP, TRANSIENT, Alike
-from autopar.planning.price import LayoutRow
 from autopar.planning.prices import Bill
-from autopar.planning.region_effects import handed_on, messages_bytes, unused_effects
-from autopar.plugin import Resident
+from autopar.planning.region_effects import unused_effects
 
 Floats = NDArray[np.float64]
 
@@ -30,8 +26,8 @@ class FixedParts:
     layered: Layered
 
     def rows(self, stage: int) -> list[Floats]:
-        """What the skeleton's regions may do on a stage."""
-        options = [costs.options[0] for costs in self.skeleton]
+        """What the skeleton's regions may do on a stage, and the ways to hand on."""
+        options = [costs.options[0] for costs in self.beside]
         return [group[stage] for group in options if stage in group]
 
     @cached_property
@@ -42,21 +38,35 @@ class FixedParts:
         skeleton, layers = pricer.model.skeleton, len(self.layered.kinds)
         return pricer.works.fixed_heres(skeleton, layers, parts, axis)
 
+    @property
+    def beside(self) -> tuple[Alike, ...]:
+        """What there is to choose beside layers: the skeleton's regions, and the layouts in which
+        each stage hands on."""
+        sends = [(i, rows) for i, rows in enumerate(self._sends) if len(rows) > 1]
+        return (*self._skeleton, *(Alike(1, ({i: rows},), 0, 1.0) for i, rows in sends))
+
     @cached_property
-    def skeleton(self) -> tuple[Alike, ...]:
+    def _skeleton(self) -> tuple[Alike, ...]:
         pricer, stages = self.layered.pricer, self.layered.schedule.brief.stages
-        found = []
+        rows: dict[str, dict[int, Floats]] = {region: {} for _, region in self.layered.skeleton}
+        known: dict[Hashable, dict[str, Floats]] = {}
+        for part, here in enumerate(self._heres):
+            alike = pricer.part(here), part // stages
+            if alike not in known:
+                known[alike] = dict(self._regions(part, here))
+            for region, own in known[alike].items():
+                stage = part % stages
+                rows[region][stage] = rows[region].get(stage, 0.0) + own
+        return tuple(Alike(1, (own,), 0, 1.0) for own in rows.values())
+
+    def _regions(self, part: int, here: Here) -> Iterator[tuple[str, Floats]]:
+        """What a part has of each of the skeleton's regions, by choice."""
+        pricer, late = self.layered.pricer, self.layered.skeleton_late(here)
         for key in self.layered.skeleton:
-            rows: dict[int, Floats] = {}
-            known: dict[Hashable, list[Bill]] = {}
-            for part, here in enumerate(self._heres):
-                alike = pricer.part(here)
-                if alike not in known:
-                    known[alike] = [pricer.bill("", c, here) for c in pricer.candidates[key]]
-                own = np.array([self._numbers(bill, part) for bill in known[alike]])
-                rows[part % stages] = rows.get(part % stages, 0.0) + own
-            found.append(Alike(1, (rows,), 0, 1.0))
-        return tuple(found)
+            bills = [pricer.bill("", c, here) for c in pricer.candidates[key]]
+            own = np.array([self._numbers(bill, part) for bill in bills])
+            own[:, SECONDS : STEP + 1] += late[key[1]]
+            yield key[1], own
 
     def _numbers(self, bill: Bill, part: int) -> Floats:
         table, times = self.layered.schedule.brief, self.layered.pricer.setting.microbatches
@@ -116,39 +126,13 @@ class FixedParts:
             own = self._numbers(bill, part)
             own[TRANSIENT] = 0.0
             rows[part % table.stages] += own
-            sends = (part < table.parts - 1) + (part > 0)
-            rows[part % table.stages][SECONDS : STEP + 1] += sends * self._send_s
-            rows[part % table.stages][RESIDENT] += sends * self._message_bytes
+        for row, sends in zip(rows, self._sends, strict=True):
+            if len(sends) == 1:
+                row += sends[0]
         return tuple(rows)
 
     @cached_property
-    def _send_s(self) -> Floats:
-        """What it costs at least to hand a layer's result on, or its gradient back: seconds of a
-        microbatch, and once a step."""
-        pricer = self.layered.pricer
-        axis = pricer.setting.mesh.part(self.layered.schedule.axis)
-        sends = {
-            handed_on(value, "", layout, pricer.setting, forward, axis): None
-            for value, layout in self._crossing
-            for forward in (True, False)
-        }
-        costs = [pricer.prices.seconds(send) for send in sends] or [(0.0, 0.0)]
-        least: Floats = np.array(costs).min(axis=0)
-        return least
-
-    @cached_property
-    def _message_bytes(self) -> int:
-        """The room at a boundary for a layer's result and its gradient, at least."""
-        pricer = self.layered.pricer
-        sizes = [messages_bytes(*crossing, pricer.setting) for crossing in self._crossing]
-        return math.ceil(pricer.prices.cost(Resident("transient", min(sizes, default=0))))
-
-    @cached_property
-    def _crossing(self) -> list[tuple[Value, Layout]]:
-        """What layers may hand on, in each layout; those of alike layers are equal."""
-        pricer, rows = self.layered.pricer, dict[tuple[Value, LayoutRow], None]()
-        for name, (key, layouts), _ in pricer.values("", pricer.model.skeleton):
-            value = pricer.model.skeleton.values[name]
-            if key[0] and key[1] == STREAM and value.needs_grad:
-                rows[value, layouts] = None
-        return list(dict.fromkeys((v, layout) for v, row in rows for layout in dict.fromkeys(row)))
+    def _sends(self) -> tuple[Floats, ...]:
+        """By stage, the ways to hand on what its layers make, and its gradients."""
+        handing_on = HandingOn(self.layered)
+        return tuple(map(handing_on.rows, range(self.layered.schedule.brief.stages)))

@@ -53,6 +53,8 @@ def settle(
             fits = not found.impossible and found.short_bytes == 0
             bounds_s.append(max(low_s, worth_s) if fits else math.inf)
             result = found if result is None or fits else result
+            if fits and not proves:
+                tried = _with_slower(tried, cut, mine, options)
             if not fits and not proves and queue and spare_bytes < MOST_SPARE * limit:
                 # The fastest cut doesn't fit: before the smallest, the fastest that has more room.
                 assert tried.anywhere is not None
@@ -71,6 +73,18 @@ def settle(
         rounds=tried.rounds + 1,
         every_cut=proves and tried.anywhere is not None and not tried.layered.is_large,
     )
+
+
+def _with_slower(
+    tried: Tried, cut: Cut | None, own: SearchOptions, options: SearchOptions
+) -> Tried:
+    """The setting with a program that is slower than asked for, where no faster one was found and
+    that proves nothing: weights that are sharp for it may."""
+    try:
+        layered, found = _of_cut(tried, cut, own, math.inf, proves=False)
+    except OutOfTimeError:
+        return tried
+    return _answered(tried, layered, found, cut, options) if isinstance(found, Solution) else tried
 
 
 CUTS = 4
