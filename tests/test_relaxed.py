@@ -39,7 +39,7 @@ def without_freed(problem: PlanningProblem) -> PlanningProblem:
 
 @pytest.mark.parametrize("bins", [None, 2])
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("first", range(0, 20, 10))
+@pytest.mark.parametrize("first", range(0, 48, 24))
 def test_bound_and_excess(
     first: int, solver: str, bins: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +49,7 @@ def test_bound_and_excess(
         monkeypatch.setattr(loose, "FEW", 0)
         monkeypatch.setattr(loose, "BINS", bins)
     every = tight = 0
-    for seed in range(first, first + 10):
+    for seed in range(first, first + 24):
         problem = random_problem(seed) if seed % 2 else drawn(seed)
         low = relaxed(problem, solver)
         fitting = {c: s for c, (s, size) in costs(problem).items() if size <= problem.limit_bytes}
@@ -59,11 +59,13 @@ def test_bound_and_excess(
         for choices, seconds in fitting.items():
             excess = max(float(row[c]) for row, c in zip(low.excess_s, choices, strict=True))
             assert seconds >= (low.bound_s + excess) * (1 - 1e-9) - 1e-12, seed
+        if problem.shared:
+            continue  # a relaxation leaves it out
         plain = without_freed(problem)
         plain_s = [s for s, size in costs(plain).values() if size <= plain.limit_bytes]
         every += bool(plain_s)
         tight += bool(plain_s) and relaxed(plain, solver).bound_s > 0.7 * min(plain_s)
-    assert every >= 5 and tight >= 0.4 * every
+    assert every >= 10 and tight >= 0.4 * every
 
 
 def test_least_bytes() -> None:

@@ -21,6 +21,7 @@ from autopar.planning.fixed_parts import FixedParts
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
 from autopar.planning.loose import (
+    FEW,
     HELD,
     RESIDENT,
     SECONDS,
@@ -157,12 +158,27 @@ class Anywhere:
             # The largest of those that a stage has is no less than their mean.
             share, freed = 1.0 / min(count, self._most_of_stage), self._fixed.freed
             args = (table.stages, table.chunks, freed, self._moment_factors(count))
-            options = Everywhere(self._rows[key], *args)
+            options = Everywhere(self._rows[key], *args, self._may_lie(k))
             every.append(Alike(count, options, k + 1, share))
         slowest_s = self.slowest_at_least()
         return Loose(
             self.limit_bytes, self.stages, tuple(every), self._fixed.base, slowest_s, self.spread
         )
+
+    def _may_lie(self, number: int) -> NDArray[np.int64]:
+        """The parts in which some layer of a kind may lie. Of many kinds all may lie anywhere: few
+        stand for them."""
+        parts, count = self.schedule.brief.parts, len(self.layered.kinds)
+        if len(self._counts) > FEW:
+            return np.arange(parts)
+        mine = np.flatnonzero(np.array(self._kind_numbers) == number)
+        found = []
+        for part, (least, most) in enumerate(self.spread):
+            first = max(part * least, count - (parts - part) * most)
+            end = min((part + 1) * most, count - (parts - part - 1) * least)
+            if np.any((mine >= first) & (mine < end)):
+                found.append(part)
+        return np.array(found)
 
     def _moment_factors(self, count: int) -> Floats:
         """By part, how often transient bytes count of one of so many layers: where those of some

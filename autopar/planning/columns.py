@@ -6,7 +6,8 @@ outside, only the ones on the Pareto front of their costs can be in an optimum. 
 has one slot a layer, and a far better relaxation: each choice is integral inside the layer.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -33,6 +34,20 @@ class Part:
 
     costs: Costs
     seen: tuple[Facts, ...]
+
+
+Sizes = tuple[int, ...]
+"""Bytes of some calls."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Calls that the same choices take part in: `takes[part][choice]` are its bytes in each (None:
+    in none); `cost`: what calls of so many bytes take, each microbatch and once a step, beyond what
+    is among the parts' own costs."""
+
+    takes: Sequence[Sequence[Sizes | None]]
+    cost: Callable[[Sizes], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -62,23 +77,32 @@ _Touch = tuple[int, tuple[int | None] | None, frozenset[int]]
 
 @dataclass(frozen=True)
 class _State:
-    """What of the first parts still matters: on the edges that are open, and outside."""
+    """What of the first parts still matters: on the edges that are open, in calls, and outside."""
 
     crossings: tuple[Crossing | None, ...]
     seen: Facts
+    sums: tuple[Sizes | None, ...] = ()
 
 
-def columns(parts: Sequence[Part], edges: Sequence[Edge], counted: Costs) -> Columns:
+def columns(
+    parts: Sequence[Part], edges: Sequence[Edge], counted: Costs, joined: Sequence[Joined] = ()
+) -> Columns:
     """The Pareto front of all combinations. `edges` join parts, by index; their seconds are those
-    of a microbatch. `counted`: the sums of costs that matter, one a row."""
-    start = _State((None,) * len(edges), frozenset())
+    of a microbatch. `counted`: the sums of costs that matter, one a row. `joined`: calls that parts
+    share."""
+    start = _State((None,) * len(edges), frozenset(), (None,) * len(joined))
     fronts = {start: _Front(np.zeros((1, WIDTH)), np.zeros((1, 0), np.int32))}
     ends = [max([edge.source.slot, *(use.slot for use in edge.uses)]) for edge in edges]
     for p, part in enumerate(parts):
         closing = [e for e, end in enumerate(ends) if end == p]
-        fronts = _extended(fronts, p, part, edges, closing, counted)
-    fronts = {state: _whole(front, counted) for state, front in fronts.items()}
-    return _collected(fronts, len(parts))
+        fronts = _extended(fronts, p, part, edges, closing, counted, joined)
+    whole: dict[_State, list[_Front]] = {}
+    for state, front in fronts.items():
+        alike = _State(state.crossings, state.seen)
+        whole.setdefault(alike, []).append(_whole(front, _called(state, joined)))
+    return _collected(
+        {state: _best(some, counted[:, :ALONE]) for state, some in whole.items()}, len(parts)
+    )
 
 
 def _extended(
@@ -88,9 +112,10 @@ def _extended(
     edges: Sequence[Edge],
     closing: Sequence[int],
     counted: Costs,
+    joined: Sequence[Joined],
 ) -> dict[_State, _Front]:
     found: dict[_State, list[_Front]] = {}
-    classes = _classes(p, part, edges, counted)
+    classes = _classes(p, part, edges, counted, joined)
     near = {
         e: edge
         for e, edge in enumerate(edges)
@@ -107,7 +132,8 @@ def _extended(
             continue
         for e in closing:
             crossings[e] = None
-        state = _State(tuple(crossings), before.seen | part.seen[c])
+        sums = tuple(map(_sum, before.sums, (calls.takes[p][c] for calls in joined)))
+        state = _State(tuple(crossings), before.seen | part.seen[c], sums)
         count, more = len(front.costs), len(own.costs)
         costs = (front.costs[:, None, :] + own.costs[None, :, :]).reshape(-1, WIDTH) + paid
         most = np.maximum(front.costs[:, None, ALONE], own.costs[None, :, ALONE])
@@ -115,6 +141,18 @@ def _extended(
         picks = np.hstack([np.repeat(front.picks, more, axis=0), np.tile(own.picks, (count, 1))])
         found.setdefault(state, []).append(_Front(costs, picks))
     return {state: _best(some, counted) for state, some in found.items()}
+
+
+def _sum(before: Sizes | None, more: Sizes | None) -> Sizes | None:
+    if before is None or more is None:
+        return more if before is None else before
+    return tuple(map(operator.add, before, more))
+
+
+def _called(state: _State, joined: Sequence[Joined]) -> tuple[float, float]:
+    """What the calls of a combination take beyond its parts' own costs."""
+    found = [one.cost(sizes) for one, sizes in zip(joined, state.sums, strict=True) if sizes]
+    return sum(each for each, _ in found), sum(once for _, once in found)
 
 
 def _touches(p: int, choice: int, edges: Mapping[int, Edge]) -> list[_Touch]:
@@ -127,9 +165,12 @@ def _touches(p: int, choice: int, edges: Mapping[int, Edge]) -> list[_Touch]:
     return found
 
 
-def _classes(p: int, part: Part, edges: Sequence[Edge], counted: Costs) -> list[tuple[int, _Front]]:
+def _classes(
+    p: int, part: Part, edges: Sequence[Edge], counted: Costs, joined: Sequence[Joined]
+) -> list[tuple[int, _Front]]:
     """The part's choices by what is seen of them: one that stands for its class, and its best."""
-    rows = [use.layouts for edge in edges for use in (edge.source, *edge.uses) if use.slot == p]
+    uses = [use for edge in edges for use in (edge.source, *edge.uses) if use.slot == p]
+    rows = [*(use.layouts for use in uses), *(one.takes[p] for one in joined)]
     groups: dict[Hashable, list[int]] = {}
     for c, seen in enumerate(part.seen):
         groups.setdefault((tuple(row[c] for row in rows), seen), []).append(c)
@@ -191,13 +232,13 @@ def pareto(costs: Costs) -> NDArray[np.int64]:
     return order[alive]
 
 
-def _whole(front: _Front, counted: Costs) -> _Front:
-    """Without the column that parts have."""
-    costs = front.costs.copy()
-    costs[:, TRANSIENT] += costs[:, ALONE]
-    costs[:, ALONE] = 0.0
-    best = _best([_Front(costs, front.picks)], counted)
-    return _Front(best.costs[:, :ALONE], best.picks)
+def _whole(front: _Front, called: tuple[float, float]) -> _Front:
+    """With what its calls take, and without the column that parts have."""
+    costs = front.costs[:, :ALONE].copy()
+    costs[:, EACH_S] += called[0]
+    costs[:, ONCE_S] += called[1]
+    costs[:, TRANSIENT] += front.costs[:, ALONE]
+    return _Front(costs, front.picks)
 
 
 def _collected(fronts: dict[_State, _Front], count: int) -> Columns:

@@ -6,9 +6,10 @@ share it, so it is no region's: `split_price` parts it from the bytes, which are
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from autopar.planning.columns import Joined
 from autopar.planning.problem import Edge, Use
 from autopar.plugin import BUCKET, Collective, Effect
 from autopar.runtime.gradients import BUCKET_BYTES
@@ -79,6 +80,35 @@ def _late_rate(call: Collective, size: int, cost: Cost) -> Late:
     each_s = max(0.0, (whole[0] - empty[0]) / size - full[0])
     ends_s = max(0.0, (sum(whole) - sum(empty)) / size - sum(full))
     return each_s, ends_s - each_s
+
+
+def beyond_rate(call: Collective, size_bytes: int, cost: Cost) -> Late:
+    """What one call of so many bytes takes beyond what they take at the full rate."""
+    whole, rate = _sent(call, size_bytes, cost), _full_rate(call, cost)
+    return whole[0] - size_bytes * rate[0], whole[1] - size_bytes * rate[1]
+
+
+def joined_calls(rows: Sequence[Sequence[Mapping[Collective, int]]], cost: Cost) -> list[Joined]:
+    """The calls of a layer that its regions join. `rows`: by region, the bytes of each choice."""
+    together: dict[Hashable, list[Collective]] = {}
+    for call in sorted({call for row in rows for taken in row for call in taken}, key=repr):
+        takers = tuple(tuple(call in taken for taken in row) for row in rows)
+        together.setdefault(takers, []).append(call)
+    return [_joined(calls, rows, cost) for calls in together.values()]
+
+
+def _joined(
+    calls: Sequence[Collective], rows: Sequence[Sequence[Mapping[Collective, int]]], cost: Cost
+) -> Joined:
+    def beyond(sizes: Sequence[int]) -> Late:
+        every = [beyond_rate(call, size, cost) for call, size in zip(calls, sizes, strict=True)]
+        return sum(each for each, _ in every), sum(once for _, once in every)
+
+    takes = tuple(
+        tuple(tuple(taken[call] for call in calls) if calls[0] in taken else None for taken in row)
+        for row in rows
+    )
+    return Joined(takes, beyond)
 
 
 def late_seconds(taken: Mapping[Collective, int], rates: Mapping[Collective, Late]) -> Late:

@@ -31,7 +31,7 @@ from autopar.planning.columns import (
     columns,
     pareto,
 )
-from autopar.planning.joined import Late, Taken, late_rates, late_seconds, unit_edges
+from autopar.planning.joined import Late, Taken, joined_calls, late_rates, late_seconds
 from autopar.planning.kept_edges import kept_by_several, kept_edges
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.prices import Bill
@@ -149,10 +149,7 @@ class Kinds:
 
     def _kind(self, path: str, regions: Regions) -> Kind:
         index = {(path, region): i for i, region in enumerate(regions)}
-        inside_s, late_s = (
-            inside_seconds(self.pricer, path),
-            late_by_region(self.pricer, path, regions),
-        )
+        inside_s = inside_seconds(self.pricer, path)
         bills = {
             region: [self.pricer.bill(path, candidate) for candidate in candidates]
             for region, candidates in regions.items()
@@ -161,18 +158,20 @@ class Kinds:
         several = kept_by_several(kept)
         parts = [
             Part(
-                self._costs(bills[region], several, inside_s[path, region], late_s[region]),
+                self._costs(bills[region], several, inside_s[path, region]),
                 tuple(map(_seen, candidates, bills[region])),
             )
             for region, candidates in regions.items()
         ]
         edges = [
             *crossing_edges(self.pricer, path, index),
-            *self._units(path, regions, index),
             *together_edges(regions),
             *kept_edges(path, kept, several),
         ]
-        return Kind(regions, columns(parts, edges, self._counted()))
+        calls = joined_calls(
+            [[bill.units for bill in row] for row in bills.values()], self.pricer.prices.seconds
+        )
+        return Kind(regions, columns(parts, edges, self._counted(), calls))
 
     def _counted(self) -> Costs:
         """Without stages only sums of costs count."""
@@ -186,24 +185,16 @@ class Kinds:
         return sums
 
     def _costs(
-        self, bills: Sequence[Bill], several: frozenset[Storage], *late_s: list[Late]
+        self, bills: Sequence[Bill], several: frozenset[Storage], inside_s: list[Late]
     ) -> Costs:
         """Without the bytes of what several regions may keep."""
         times, rows = self.pricer.setting.microbatches, []
-        for bill, *more in zip(bills, *late_s, strict=True):
-            each_s = bill.each_s(times) + sum(late[0] for late in more)
-            once_s = bill.step_s + sum(late[1] for late in more)
+        for bill, more_s in zip(bills, inside_s, strict=True):
+            each_s, once_s = bill.each_s(times) + more_s[0], bill.step_s + more_s[1]
             moment = bill.transient_bytes - bill.alone_bytes, bill.brief_bytes, bill.alone_bytes
             held = bill.held_bytes - sum(n for one, n in bill.kept.items() if one in several)
             rows.append((each_s, once_s, bill.lasting_bytes, held, *moment))
         return np.array(rows)
-
-    def _units(self, path: str, regions: Regions, index: Mapping[SlotKey, int]) -> Iterator[Edge]:
-        slots = {
-            index[path, region]: taken_in(self.pricer, path, candidates)
-            for region, candidates in regions.items()
-        }
-        yield from unit_edges({path: slots}, self.pricer.prices.seconds)
 
 
 def inside_seconds(pricer: Pricer, path: str) -> dict[SlotKey, list[Late]]:

@@ -21,34 +21,37 @@ BRIEF = HELD + 1
 
 @dataclass(frozen=True, eq=False)
 class Everywhere(Sequence[dict[int, Floats]]):
-    """The options of a slot that may lie in any part, where it costs the same: `rows` of costs, one
-    a choice, with what is held in one column. `freed`: by part, what has been freed when a layer's
-    backward comes; `factor`: by part, how often transient bytes count. Made when asked for: a
-    thousand layers in a hundred parts have a hundred thousand."""
+    """The options of a slot that may lie in some `parts`, in each of which it costs the same:
+    `rows` of costs, one a choice, with what is held in one column. `freed`: by part of all, what
+    has been freed when a layer's backward comes; `factor`: by part of all, how often transient
+    bytes count. Made when asked for: a thousand layers in a hundred parts have a hundred
+    thousand."""
 
     rows: Floats
     stages: int
     chunks: int
     freed: Floats
     factor: Floats
+    parts: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return self.stages * self.chunks
+        return len(self.parts)
 
-    def __getitem__(self, part: Any) -> Any:
-        return self._made[part]
+    def __getitem__(self, option: Any) -> Any:
+        return self._made[option]
 
     @cached_property
     def _made(self) -> tuple[dict[int, Floats], ...]:
         known: dict[tuple[int, float, float], Floats] = {}
-        of_moments = zip(self.freed.tolist(), self.factor.tolist(), strict=True)
-        keys = [(part // self.stages, *one) for part, one in enumerate(of_moments)]
+        freed, factor = self.freed[self.parts].tolist(), self.factor[self.parts].tolist()
+        keys = list(zip((self.parts // self.stages).tolist(), freed, factor, strict=True))
         for key in dict.fromkeys(keys):
             held = np.zeros((len(self.rows), self.chunks))
             held[:, key[0]] = self.rows[:, HELD]
             own = known[key] = np.hstack([self.rows[:, :HELD], held])
             own[:, TRANSIENT] = self._moments(*key[1:])
-        return tuple({part % self.stages: known[key]} for part, key in enumerate(keys))
+        stages = (self.parts % self.stages).tolist()
+        return tuple({i: known[key]} for i, key in zip(stages, keys, strict=True))
 
     def _moments(self, freed: float, factor: float) -> Floats:
         return factor * moments(self.rows, freed)
@@ -56,16 +59,17 @@ class Everywhere(Sequence[dict[int, Floats]]):
     def weighed(self, plain: Sequence[Floats], by_stage: Floats) -> Floats:
         """What each choice weighs in each part, by the stages' weights and those of transient
         bytes."""
-        parts = np.arange(len(self))
-        by_part = np.array(plain)[parts % self.stages]
-        counted = np.empty((len(self), HELD + 1))
+        parts, stages = self.parts, self.parts % self.stages
+        by_part = np.array(plain)[stages]
+        counted = np.empty((len(parts), HELD + 1))
         counted[:, :HELD] = by_part[:, :HELD]
-        counted[:, TRANSIENT] = by_stage[parts % self.stages]
-        counted[:, HELD] = by_part[parts, HELD + parts // self.stages]
+        counted[:, TRANSIENT] = by_stage[stages]
+        counted[:, HELD] = by_part[np.arange(len(parts)), HELD + parts // self.stages]
         found: Floats = counted @ self.rows[:, :BRIEF].T
-        for part in np.flatnonzero((self.freed > 0) | (self.factor != 1.0)):
-            own = self._moments(self.freed[part], self.factor[part])
-            found[part] += counted[part, TRANSIENT] * (own - self.rows[:, TRANSIENT])
+        freed, factor = self.freed[parts], self.factor[parts]
+        for option in np.flatnonzero((freed > 0) | (factor != 1.0)):
+            own = self._moments(freed[option], factor[option])
+            found[option] += counted[option, TRANSIENT] * (own - self.rows[:, TRANSIENT])
         return found
 
 
@@ -100,8 +104,8 @@ class Loose:
         return _form(self.stages.in_flight, _moments(self.every), len(self.spread))
 
     def part_of(self, one: Alike, option: int) -> int | None:
-        """The part that an option lies in, of a slot that may lie in any."""
-        return option if self.spread and len(one.options) == len(self.spread) else None
+        """The part that an option lies in, of a slot that may lie in several."""
+        return int(one.options.parts[option]) if isinstance(one.options, Everywhere) else None
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,9 @@ def priced(loose: Loose, found: Multipliers) -> tuple[float, list[list[Floats]]]
     for one in loose.every:
         mine: list[Floats] = []
         if isinstance(one.options, Everywhere):
-            own = found.most - found.least if loose.part_of(one, 0) == 0 else 0.0
+            own = (found.most - found.least)[one.options.parts]
             by_stage = found.moments[:, one.moment] * one.moment_share
-            mine = list(one.options.weighed(plain, by_stage) + np.reshape(own, (-1, 1)))
+            mine = list(one.options.weighed(plain, by_stage) + own[:, None])
             weights.append(mine)
             total += one.count * float(np.min(mine))
             continue
@@ -222,9 +226,10 @@ def coarser(loose: Loose) -> tuple[Loose, Loose]:
     classes: dict[Hashable, list[int]] = {}
     for k in alone:
         options = loose.every[k].options
-        everywhere = isinstance(options, Everywhere)
-        key = len(options) if everywhere else tuple(map(tuple, options))
-        classes.setdefault((everywhere, key), []).append(k)
+        key: Hashable = tuple(map(tuple, options))
+        if isinstance(options, Everywhere):
+            key = options.parts.tobytes()
+        classes.setdefault(key, []).append(k)
     every, few = list(loose.every), [one for one in loose.every if uses[one.moment] > 1]
     few += [one for one in loose.every if one.moment == 0 and uses[0] == 1]
     for members in classes.values():

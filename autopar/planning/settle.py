@@ -57,10 +57,8 @@ def settle(
                 tried = _with_slower(tried, cut, mine, options)
             if not fits and not proves and queue and spare_bytes < MOST_SPARE * limit:
                 # The fastest cut doesn't fit: before the smallest, the fastest that has more room.
-                assert tried.anywhere is not None
                 spare_bytes = max(found.short_bytes, 2 * spare_bytes, limit // 100)
-                more = roomier(tried.anywhere, spare_bytes)
-                queue[:0] = [(tried.bound_s, more)] if more else []
+                queue[:0] = _roomier(tried, spare_bytes)
             continue
         bounds_s.append(max(low_s, found.bound_seconds))
         tried = _answered(tried, layered, found, cut, options)
@@ -73,6 +71,12 @@ def settle(
         rounds=tried.rounds + 1,
         every_cut=proves and tried.anywhere is not None and not tried.layered.is_large,
     )
+
+
+def _roomier(tried: Tried, spare_bytes: int) -> list[tuple[float, Cut | None]]:
+    assert tried.anywhere is not None
+    more = roomier(tried.anywhere, spare_bytes)
+    return [(tried.bound_s, more)] if more else []
 
 
 def _with_slower(
