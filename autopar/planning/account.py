@@ -78,6 +78,10 @@ def stage_of(program: Program, stage: int) -> Stage:
     return Stage(table.in_flight(stage), chunks, not table.splits_backward)
 
 
+Known = dict[tuple[object, ...], tuple[tuple[Effect, ...], tuple[Kept, ...]]]
+"""What layers do, and what they keep: those that run alike do the same."""
+
+
 def stage_effects(
     program: Program, state_ratio: StateRatio
 ) -> Iterator[Iterator[tuple[str, Effect]]]:
@@ -87,31 +91,32 @@ def stage_effects(
         return
     assert program.setting.schedule is not None
     table = program.setting.schedule.table
+    known: Known = {}
     for stage in range(table.stages):
         parts = range(stage, table.parts, table.stages)
-        found = [part_effects(program, state_ratio, part) for part in parts]
+        found = [part_effects(program, state_ratio, part, known) for part in parts]
         yield itertools.chain(*found, _scalars(program))
 
 
 def program_effects(program: Program, state_ratio: StateRatio) -> Iterator[tuple[str, Effect]]:
     """Every effect of a step, with the layer that it belongs to."""
     places = dict.fromkeys(path for path, _ in program.model.instances())
-    yield from _instances(program, places, state_ratio)
+    yield from _instances(program, places, state_ratio, {})
     for effect in unused_effects(program.model):
         yield "", effect
     yield from _scalars(program)
 
 
 def part_effects(
-    program: Program, state_ratio: StateRatio, part: int
+    program: Program, state_ratio: StateRatio, part: int, known: Known
 ) -> Iterator[tuple[str, Effect]]:
-    """Every effect of one part, with the layer that it belongs to."""
+    """Every effect of one part, with the layer that it belongs to. `known`: of layers of others."""
     setting, cut = program.setting, program.cut
     assert cut is not None and setting.schedule is not None
     here = program.heres[part]
     flow, name = program.flows[""], skeleton_name(part // setting.schedule.table.stages)
     places = {"": here, **dict.fromkeys(cut.layers[part])}
-    for path, effect in _instances(program, places, state_ratio):
+    for path, effect in _instances(program, places, state_ratio, known):
         yield path or name, effect
     for effect in itertools.chain(
         boundary_effects(flow.block, cut, part, flow.made.__getitem__, setting),
@@ -122,18 +127,17 @@ def part_effects(
 
 
 def _instances(
-    program: Program, places: Mapping[str, Here | None], state_ratio: StateRatio
+    program: Program, places: Mapping[str, Here | None], state_ratio: StateRatio, known: Known
 ) -> Iterator[tuple[str, Effect]]:
     """Every effect of the layers at these paths, and of the skeleton (""), or what one part has of
     it. Of layers that run alike they are worked out once."""
-    known: dict[tuple[object, ...], tuple[tuple[Effect, ...], tuple[Kept, ...]]] = {}
     kept: list[tuple[str, Kept]] = []
     late: list[Kept] = []
     for path, here in places.items():
         flow, chosen, group = program.flows[path], program.choices[path], program.group(path)
         place = len(group), path == group[0], path == group[-1]
         key = (id(flow), tuple(chosen.items()), *place)
-        if key not in known:
+        if path == "" or key not in known:
             regions = _held(program, path, here)
             after = _held(program, path, here, late=True) if path == "" else {}
             helds = (*regions.items(), *after.items())

@@ -111,11 +111,16 @@ def books_of(
 
 def tally(found: Iterable[tuple[str, Effect, int]]) -> Tally:
     """Of what takes time: layers that run alike have equal effects."""
-    return Counter(
-        (replace(effect, what="") if isinstance(effect, Collective) else effect, calls)
-        for _, effect, calls in found
-        if not isinstance(effect, Resident)
-    )
+    bare: dict[int, tuple[Effect, Effect]] = {}
+    counts: Counter[tuple[Effect, int]] = Counter()
+    for _, effect, calls in found:
+        if isinstance(effect, Resident):
+            continue
+        if id(effect) not in bare:
+            one = replace(effect, what="") if isinstance(effect, Collective) else effect
+            bare[id(effect)] = effect, one
+        counts[bare[id(effect)][1], calls] += 1
+    return counts
 
 
 def timed(effects: Tally, prices: Prices, microbatches: int) -> Books:

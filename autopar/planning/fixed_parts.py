@@ -38,7 +38,7 @@ class FixedParts:
         skeleton, layers = pricer.model.skeleton, len(self.layered.kinds)
         return pricer.works.fixed_heres(skeleton, layers, parts, axis)
 
-    @property
+    @cached_property
     def beside(self) -> tuple[Alike, ...]:
         """What there is to choose beside layers: the skeleton's regions, and the layouts in which
         each stage hands on."""
@@ -88,15 +88,17 @@ class FixedParts:
 
     def _closing_bytes(self, stage: int) -> int:
         """What the skeleton needs for a moment on a stage but the last, at most."""
-        pricer, stages = self.layered.pricer, self.layered.schedule.brief.stages
-        ops = [name for name, op in pricer.model.skeleton.ops.items() if op.region is not None]
-        if not all(any(here.has(name) for here in self._heres) for name in ops):
-            return self.layered.most_closing_bytes  # some lie here or there
-        return sum(
-            max(pricer.bill("", c, here).closing_bytes for c in pricer.candidates[key])
-            for here in self._heres[stage::stages]
-            for key in self.layered.skeleton
-        )
+        if not self._is_settled:
+            return self.layered.most_closing_bytes
+        stages = self.layered.schedule.brief.stages
+        return sum(self.layered.closing_bytes(here)[1] for here in self._heres[stage::stages])
+
+    @cached_property
+    def _is_settled(self) -> bool:
+        """Whether none of the skeleton's ops lies here or there by the cut."""
+        ops = self.layered.pricer.model.skeleton.ops.items()
+        names = [name for name, op in ops if op.region is not None]
+        return all(any(here.has(name) for here in self._heres) for name in names)
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

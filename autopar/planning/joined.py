@@ -5,6 +5,7 @@ gradients that are summed once a step lie in buckets. A call's latency is paid o
 share it, so it is no region's: `split_price` parts it from the bytes, which are.
 """
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -100,7 +101,8 @@ def joined_calls(rows: Sequence[Sequence[Mapping[Collective, int]]], cost: Cost)
 def _joined(
     calls: Sequence[Collective], rows: Sequence[Sequence[Mapping[Collective, int]]], cost: Cost
 ) -> Joined:
-    def beyond(sizes: Sequence[int]) -> Late:
+    @functools.cache
+    def beyond(sizes: tuple[int, ...]) -> Late:
         every = [beyond_rate(call, size, cost) for call, size in zip(calls, sizes, strict=True)]
         return sum(each for each, _ in every), sum(once for _, once in every)
 
@@ -122,9 +124,12 @@ def whole_calls(effects: Iterable[tuple[str, Effect]]) -> Iterator[tuple[str, Ef
     """(layer, effect, calls) with joined collectives put together: a layer's in one call, those of
     all layers in as many buckets as they fill."""
     joined: dict[tuple[str, Collective], int] = {}
+    empty: dict[int, tuple[Effect, Collective]] = {}  # alike layers have the same effects
     for path, effect in effects:
         if isinstance(effect, Collective) and effect.unit:
-            key = ("" if effect.unit == BUCKET else path, empty_call(effect))
+            if id(effect) not in empty:
+                empty[id(effect)] = effect, empty_call(effect)
+            key = ("" if effect.unit == BUCKET else path, empty[id(effect)][1])
             joined[key] = joined.get(key, 0) + effect.bytes
         else:
             yield path, effect, 1

@@ -1,7 +1,7 @@
 """What problems with and without stages share: the skeleton's regions are slots, each layer is one,
 and its columns are the slot's choices."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,6 +27,7 @@ class Layered:
     pricer: Pricer
     given: Mapping[str, Kind] = field(default_factory=dict)
     """The kinds of layers, where they aren't the pricer's."""
+    closings: dict[Hashable, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def kinds(self) -> Mapping[str, Kind]:
@@ -89,6 +90,16 @@ class Layered:
         """What the skeleton needs for a moment that layers don't find when they run again, at
         most."""
         return self._most_freed[1]
+
+    def closing_bytes(self, here: Here) -> tuple[int, int]:
+        """What the skeleton of a part needs for a moment that layers don't find when they run
+        again, at least and at most."""
+        alike = self.pricer.part(here)
+        if alike not in self.closings:
+            every = [self.pricer.candidates[key] for key in self.skeleton]
+            rows = [[self.pricer.bill("", c, here).closing_bytes for c in some] for some in every]
+            self.closings[alike] = sum(map(min, rows)), sum(map(max, rows))
+        return self.closings[alike]
 
     def skeleton_late(self, here: Here | None = None) -> dict[str, list[Late]]:
         """What the skeleton's joined calls cost beyond their full rate, by region and candidate."""

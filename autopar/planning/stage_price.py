@@ -191,15 +191,10 @@ class StagePricer:
     def _closing(self) -> tuple[tuple[int, int], ...]:
         """What the skeleton needs for a moment on each stage that layers don't find when they run
         again, at least and at most."""
-        every = self.pricer.candidates
-        found = []
-        for stage in range(self.schedule.table.stages):
-            rows = [
-                [self.pricer.bill("", c, here).closing_bytes for c in every[key]]
-                for here in self.heres[stage :: self.schedule.table.stages]
-                for key in self.layered.skeleton
-            ]
-            found.append((sum(map(min, rows)), sum(map(max, rows))))
+        stages, found = self.schedule.table.stages, []
+        for stage in range(stages):
+            every = [self.by_stage[0].closing_bytes(here) for here in self.heres[stage::stages]]
+            found.append((sum(least for least, _ in every), sum(most for _, most in every)))
         return tuple(found)
 
     def _choice(self, shares: list[Share]) -> Choice:
