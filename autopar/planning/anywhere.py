@@ -111,7 +111,7 @@ class Anywhere:
         per_slowest · τ_i + once_i + per_stage · Σ τ for any stage i (`Stages`)."""
         stages = self.stages
         layers_s = sum(
-            count * float(self._rows[key][:, SECONDS].min()) for key, count in self._counts.items()
+            count * float(self.rows[key][:, SECONDS].min()) for key, count in self.counts.items()
         )
         total_s = layers_s + sum(self._own_s(1.0, 0.0))
         return self.slowest_at_least(stages.per_slowest, 1.0) + stages.per_stage * total_s
@@ -119,12 +119,12 @@ class Anywhere:
     def few(self) -> Layered:
         """The layers with few of their columns: those that are best for some worth of memory on
         some stage, of each way that a layer may meet its neighbours."""
-        rooms, kept = self._rooms(1.0, 0.0), {}
+        rooms, kept = self.rooms(1.0, 0.0), {}
         for kind in self.layered.every:
             classes: dict[Hashable, list[int]] = {}
             for column, seen in enumerate(kind.columns.seen):
                 classes.setdefault(seen, []).append(column)
-            own, found = self._rows[id(kind)], set[int]()
+            own, found = self.rows[id(kind)], set[int]()
             # What comes once a step may count, or hide behind another stage's; what is needed for
             # a moment may be what a stage has room for.
             plain = (own, _weighed(own, self.stages.per_slowest, 1.0))
@@ -154,24 +154,24 @@ class Anywhere:
         """The problem before layers are cut, as multipliers see it."""
         every = [*self._fixed.beside]
         table = self.schedule.brief
-        for k, (key, count) in enumerate(self._counts.items()):
+        for k, (key, count) in enumerate(self.counts.items()):
             # The largest of those that a stage has is no less than their mean.
             share, freed = 1.0 / min(count, self._most_of_stage), self._fixed.freed
             args = (table.stages, table.chunks, freed, self._moment_factors(count))
-            options = Everywhere(self._rows[key], *args, self._may_lie(k))
+            options = Everywhere(self.rows[key], *args, self.may_lie(k))
             every.append(Alike(count, options, k + 1, share))
         slowest_s = self.slowest_at_least()
         return Loose(
             self.limit_bytes, self.stages, tuple(every), self._fixed.base, slowest_s, self.spread
         )
 
-    def _may_lie(self, number: int) -> NDArray[np.int64]:
+    def may_lie(self, number: int) -> NDArray[np.int64]:
         """The parts in which some layer of a kind may lie. Of many kinds all may lie anywhere: few
         stand for them."""
         parts, count = self.schedule.brief.parts, len(self.layered.kinds)
-        if len(self._counts) > FEW:
+        if len(self.counts) > FEW:
             return np.arange(parts)
-        mine = np.flatnonzero(np.array(self._kind_numbers) == number)
+        mine = np.flatnonzero(np.array(self.kind_numbers) == number)
         found = []
         for part, (least, most) in enumerate(self.spread):
             first = max(part * least, count - (parts - part) * most)
@@ -215,7 +215,7 @@ class Anywhere:
     # ------------------------------------------------------------ layers
 
     @cached_property
-    def _rows(self) -> Mapping[int, Floats]:
+    def rows(self) -> Mapping[int, Floats]:
         """By kind (its id): seconds, step seconds, resident, transient and held bytes of each
         column, and its transient bytes where nothing runs again."""
         return {id(kind): self._layer_rows(kind) for kind in self.layered.every}
@@ -245,8 +245,8 @@ class Anywhere:
         a step: layers don't divide. inf where no cut fits."""
         table, count = self.schedule.brief, len(self.layered.kinds)
         if table.chunks > 1:
-            rows = [_weighed(self._rows[key], each, once) for key in self._counts]
-            return slowest_of_chunks(self._kind_numbers, rows, self._rooms(each, once))
+            rows = [_weighed(self.rows[key], each, once) for key in self.counts]
+            return slowest_of_chunks(self.kind_numbers, rows, self.rooms(each, once))
         slowest = np.full(count + 1, np.inf)
         slowest[0] = 0.0
         spans, fits = self.spans, np.isfinite(self.spans.seconds)
@@ -255,9 +255,9 @@ class Anywhere:
             slowest = np.min(np.maximum(slowest[:, None], seconds), axis=0)
         return float(slowest[count])
 
-    def _rooms(self, each: float, once: float) -> list[Room]:
+    def rooms(self, each: float, once: float) -> list[Room]:
         found = []
-        every = np.concatenate([*self._rows.values()])
+        every = np.concatenate([*self.rows.values()])
         for stage, base in enumerate(self._fixed.base):
             counts = np.array(max(self.stages.in_flight[stage], key=sum), np.float64)
             own_s = float(each * base[SECONDS] + once * base[STEP])
@@ -269,34 +269,46 @@ class Anywhere:
         return found
 
     @cached_property
-    def _counts(self) -> Mapping[int, int]:
+    def counts(self) -> Mapping[int, int]:
         """By kind (its id), how many layers are of it."""
         return Counter(id(kind) for kind in self.layered.kinds.values())
 
     def balanced(self) -> tuple[int, ...]:
         """How many layers each part has, of several parts a stage, where the slowest stage is about
         as fast as it can be."""
-        rows = [self._rows[key] for key in self._counts]
-        return balanced(self._kind_numbers, rows, self._rooms(1.0, 0.0))
+        rows = [self.rows[key] for key in self.counts]
+        return balanced(self.kind_numbers, rows, self.rooms(1.0, 0.0))
+
+    def counts_of(self, layers: Sequence[Sequence[int]]) -> list[int]:
+        """How many layers each part has, where stages have so many of each kind: of several parts
+        of a stage those have more that hold them for fewer microbatches."""
+        table, found = self.schedule.brief, [0] * self.schedule.brief.parts
+        for stage, own in enumerate(layers):
+            few, more = divmod(sum(own), table.chunks)
+            in_flight = max(self.stages.in_flight[stage], key=sum)
+            order = sorted(range(table.chunks), key=lambda chunk: (in_flight[chunk], -chunk))
+            for place, chunk in enumerate(order):
+                found[chunk * table.stages + stage] = few + (place < more)
+        return found
 
     @property
-    def _kind_numbers(self) -> list[int]:
+    def kind_numbers(self) -> list[int]:
         """By layer, which of `_counts` its kind is."""
-        order = {key: number for number, key in enumerate(self._counts)}
+        order = {key: number for number, key in enumerate(self.counts)}
         return [order[id(kind)] for kind in self.layered.kinds.values()]
 
     def _own_s(self, each: float, once: float) -> list[float]:
         """What each stage takes at least beside layers, of so many microbatches' seconds and of
         those once a step."""
-        return [float(room.beside_s(np.zeros(1))[0]) for room in self._rooms(each, once)]
+        return [float(room.beside_s(np.zeros(1))[0]) for room in self.rooms(each, once)]
 
     @cached_property
     def spans(self) -> Spans:
         """What each part takes and needs at least with every run of layers."""
         table, count = self.schedule.brief, len(self.layered.kinds)
-        rows = [self._rows[key] for key in self._counts]
-        runs = self.layered.pricer.works.runs_of(tuple(self._kind_numbers))
-        layers, rooms, own_s = layers_of(runs, rows), self._rooms(1.0, 0.0), self._own_s(0.0, 1.0)
+        rows = [self.rows[key] for key in self.counts]
+        runs = self.layered.pricer.works.runs_of(tuple(self.kind_numbers))
+        layers, rooms, own_s = layers_of(runs, rows), self.rooms(1.0, 0.0), self._own_s(0.0, 1.0)
         step_s = layers.step_s[runs.place]
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)

@@ -12,7 +12,7 @@ from autopar.planning.no_plan import nothing_fits, nothing_legal
 from autopar.planning.outer import Dropped
 from autopar.planning.prices import Prices
 from autopar.planning.problem import Infeasible
-from autopar.planning.settle import settle
+from autopar.planning.settle import settle, settle_whole
 from autopar.planning.space import ROUNDING, Space
 from autopar.planning.tried import Answer, SearchOptions, Tried, relax, sharper
 from autopar.planning.unopened import OUTLINE, Unopened
@@ -205,6 +205,10 @@ class _State:
         if done.step_s < self.best_s:
             self.best = done
         again = sharper(done, self.options) if done.bound_s < self.worth_s else None
+        if again is None and done.bound_s < self.worth_s and not done.is_whole:
+            done = settle_whole(done, self.options, self.best_s, deadline)
+            if done.step_s < self.best_s:
+                self.best = done
         if again is not None:
             self.guess = again.weights
             self.add(again)

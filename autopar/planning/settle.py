@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from autopar.errors import OutOfTimeError
 from autopar.layouts.stages import Cut, make_cut
 from autopar.planning.account import books_by_stage, spent_in_step, step_seconds
@@ -15,6 +17,7 @@ from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.relaxed import Relaxed
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Answer, SearchOptions, Tried
+from autopar.planning.whole_bound import whole_bound
 
 
 def settle(
@@ -86,6 +89,33 @@ def _with_slower(
     that proves nothing: weights that are sharp for it may."""
     try:
         layered, found = _of_cut(tried, cut, own, math.inf, proves=False)
+    except OutOfTimeError:
+        return tried
+    return _answered(tried, layered, found, cut, options) if isinstance(found, Solution) else tried
+
+
+def settle_whole(
+    tried: Tried, options: SearchOptions, best_s: float, deadline: Deadline = NEVER
+) -> Tried:
+    """A setting of which not each cut was looked at, with a bound of whole layers, and the best
+    program of the cut that may be the best by it, of what layers do there."""
+    tried = replace(tried, is_whole=True)
+    anywhere, worth_s = tried.anywhere, min(best_s, tried.step_s) * (1 - options.gap)
+    if anywhere is None or tried.every_cut or deadline.is_over:
+        return tried
+    whole = whole_bound(anywhere, worth_s)
+    if whole is None:
+        return tried
+    tried = replace(tried, bound_s=max(tried.bound_s, whole.seconds))
+    if tried.bound_s >= worth_s or not whole.layers or tried.layered.inside_groups:
+        return tried
+    kinds = zip(tried.layered.every, whole.columns, strict=True)
+    layered = tried.layered.with_kinds({id(kind): kind.only(np.array(c)) for kind, c in kinds})
+    cut = make_cut(layered.pricer.model.skeleton, anywhere.counts_of(whole.layers))
+    problem = StagePricer((layered,), cut).problem(options.limit_bytes)
+    mine = replace(options, gap=options.gap / 2, time_limit_s=deadline.left_s)
+    try:
+        found = _solved(problem, None, mine, worth_s, proves=False)
     except OutOfTimeError:
         return tried
     return _answered(tried, layered, found, cut, options) if isinstance(found, Solution) else tried

@@ -53,7 +53,8 @@ class Tried:
     time for one or for many cuts of its layers; `is_guessed`: before anything is to be proven, a
     few of its columns were looked at; `every_cut`: whether each cut of its layers is looked at, so
     that a bound need not hold for all together; `by_stage`: the weights of each stage by which a
-    cut is then solved, if they aren't those of `layered`.
+    cut is then solved, if they aren't those of `layered`; `is_whole`: whether a bound of whole
+    layers was tried.
     """
 
     outer: Outer
@@ -68,6 +69,7 @@ class Tried:
     is_guessed: bool = False
     every_cut: bool = False
     by_stage: tuple[Weights, ...] = ()
+    is_whole: bool = False
     result: Infeasible | None = None
 
     @property
