@@ -259,10 +259,15 @@ def test_a_cut_that_doesnt_fit_says_nothing_of_others(monkeypatch: pytest.Monkey
 
 
 def test_of_few_cuts_of_several_parts_each_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cut that is likely to be best doesn't fit here: with that one alone the gap is 3.6 %."""
+    """The cut that is likely to be best doesn't fit here: with that one alone the gap is 3.6 %, but
+    for the bound of whole layers."""
     job, spec = deep_classifier(torch.float32, layers=5), cluster(4, memory_bytes=18_000)
     plan = autopar.compile(job.model, spec, job.batch, loss=job.loss, progress=False).plan
     assert plan.certificate.gap <= 1e-3
     monkeypatch.setattr(cuts_module, "SMALL", 0)
+    whole = autopar.compile(job.model, spec, job.batch, loss=job.loss, progress=False).plan
+    assert whole.certificate.gap <= 1.001e-3
+    assert whole.predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-3)
+    monkeypatch.setattr(settle_module, "whole_bound", lambda *_: None)
     one = autopar.compile(job.model, spec, job.batch, loss=job.loss, progress=False).plan
     assert one.certificate.gap > 0.02 and one.predicted.step_s >= plan.predicted.step_s
