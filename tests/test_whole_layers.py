@@ -18,10 +18,11 @@ from autopar.planning.ilp import solve
 from autopar.planning.outer import Dropped
 from autopar.planning.problem import Solution
 from autopar.planning.settle import settle_whole
+from autopar.planning.shared_out import split
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Tried, relax
 from autopar.planning.unopened import Unopened
-from autopar.planning.whole_bound import split, whole_bound
+from autopar.planning.whole_bound import whole_bound
 from autopar.planning.whole_layers import CELLS, Memory
 
 Floats = NDArray[np.float64]
@@ -94,11 +95,11 @@ def test_stages_are_given_their_layers() -> None:
             if tuple(map(sum, zip(*some, strict=True))) == totals:
                 each = [row[layers] for row, layers in zip(values, some, strict=True)]
                 best = min(best, pace * max(each) + per_stage * sum(each))
-        found = split(values, totals, pace, per_stage)
-        assert found.seconds == pytest.approx(best), seed
+        seconds, layers = split(values, totals, pace, per_stage)
+        assert seconds == pytest.approx(best), seed
         if np.isfinite(best):
             feasible += 1
-            assert tuple(map(sum, zip(*found.layers, strict=True))) == totals
+            assert tuple(map(sum, zip(*layers, strict=True))) == totals
     assert feasible > 100
 
 

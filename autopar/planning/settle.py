@@ -103,7 +103,7 @@ def settle_whole(
     anywhere, worth_s = tried.anywhere, min(best_s, tried.step_s) * (1 - options.gap)
     if anywhere is None or tried.every_cut or deadline.is_over:
         return tried
-    whole = whole_bound(anywhere, worth_s)
+    whole = whole_bound(anywhere, worth_s, deadline)
     if whole is None:
         return tried
     tried = replace(tried, bound_s=max(tried.bound_s, whole.seconds))

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.chunks import Room
+from autopar.planning.deadline import NEVER, Deadline
 from autopar.planning.loose import SECONDS, STEP
+from autopar.planning.shared_out import Layers, Values, laid, split
 from autopar.planning.whole_layers import Group, Memory
 
 Floats = NDArray[np.float64]
@@ -35,10 +37,6 @@ KINDS = 2
 """With so many kinds of layers at most."""
 
 
-Layers = tuple[int, ...]
-"""How many of each kind."""
-
-
 @dataclass(frozen=True)
 class Whole:
     """No cut beats `seconds`. `layers`: by stage, how many the best has of each kind; `columns`: by
@@ -49,12 +47,17 @@ class Whole:
     columns: tuple[tuple[int, ...], ...] = ()
 
 
-def whole_bound(anywhere: Anywhere, worth_s: float) -> Whole | None:
-    """The bound; `worth_s` where it is above that; None where there are too many kinds."""
+def whole_bound(anywhere: Anywhere, worth_s: float, deadline: Deadline = NEVER) -> Whole | None:
+    """The bound; `worth_s` where it is above that; None where there are too many kinds, or too
+    little time."""
     if len(anywhere.counts) > KINDS or not np.isfinite(worth_s):
         return None
-    tables = _Tables(anywhere)
-    found = _least_over_late(tables, worth_s)
+    tables, every = _Tables(anywhere), []
+    for stage in range(tables.stages):
+        if deadline.is_over:
+            return None
+        every.append(tables.values(stage))
+    found = _least_over_late(tables, every, worth_s)
     return replace(found, columns=tables.columns(found.layers)) if found.layers else found
 
 
@@ -166,7 +169,7 @@ class _Tables:
             )
             for chunk in range(len(room.in_flight))
         )
-        for way in _laid(tuple(places.items()), layers, *self._of_part):
+        for way in laid(tuple(places.items()), layers, *self._of_part):
             counts: dict[int, int] = {}
             for (place, _), own in zip(places.items(), way, strict=True):
                 for number, n in zip(place, own, strict=True):
@@ -196,44 +199,18 @@ class _Tables:
         return self.anywhere.spread[0]
 
 
-Place = tuple[int | None, ...]
-
-
-def _laid(
-    places: Sequence[tuple[Place, int]], layers: Layers, least: int, most: int
-) -> Iterator[tuple[Layers, ...]]:
-    """By place and kind, so many layers: each place is so many parts, which have `least` to `most`
-    layers, of kinds that may lie there."""
-    if not places:
-        if not any(layers):
-            yield ()
-        return
-    (may, parts), rest = places[0], places[1:]
-    tops = [n if number is not None else 0 for number, n in zip(may, layers, strict=True)]
-    for own in itertools.product(*(range(top + 1) for top in tops)):
-        left = tuple(n - k for n, k in zip(layers, own, strict=True))
-        others = sum(count for _, count in rest)
-        fits = least * parts <= sum(own) <= most * parts
-        if fits and least * others <= sum(left) <= most * others:
-            for more in _laid(rest, left, least, most):
-                yield (own, *more)
-
-
-Values = Sequence[Mapping[Layers, float]]
-"""By stage and its layers, seconds."""
-
-
-def _least_over_late(tables: _Tables, worth_s: float) -> Whole:
+def _least_over_late(
+    tables: _Tables, every: Sequence[Mapping[Layers, Floats]], worth_s: float
+) -> Whole:
     """The least over E, in steps of which each counts for its start."""
     stages, ys = tables.anywhere.stages, np.array(tables.multipliers)
-    every = [tables.values(stage) for stage in range(tables.stages)]
     most = tables.counts[-1]
 
     def of(late_s: float) -> Values:
         return [{n: float(np.max(own - ys * late_s)) for n, own in row.items()} for row in every]
 
     def least(values: Values) -> Whole:
-        found = split(values, tables.totals, pace, stages.per_stage)
+        found = Whole(*split(values, tables.totals, pace, stages.per_stage))
         # A stage with more layers than were looked at takes no less than one with the most.
         full = [v for row in values for n, v in row.items() if sum(n) == most]
         crowded_s = pace * min(full, default=np.inf) + stages.per_stage * tables.sum_s
@@ -249,47 +226,3 @@ def _least_over_late(tables: _Tables, worth_s: float) -> Whole:
         if found.seconds + low_s < best.seconds:
             best = Whole(found.seconds + low_s, found.layers)
     return best
-
-
-def split(values: Values, totals: Layers, pace: float, per_stage: float) -> Whole:
-    """The least of pace · slowest + per_stage · Σ over all ways to give stages their layers, of
-    each kind as many as there are."""
-    slowest = _joined(values, totals, np.maximum, np.inf)
-    best, least_s = Whole(np.inf), _joined(values, totals, np.add, np.inf)[0]
-    for limit_s in sorted({v for row in values for v in row.values() if v >= slowest[0]}):
-        if pace * limit_s + per_stage * least_s >= best.seconds:
-            break
-        total_s, layers = _joined(values, totals, np.add, limit_s)
-        if pace * limit_s + per_stage * total_s < best.seconds:
-            best = Whole(pace * limit_s + per_stage * total_s, layers)
-    return best
-
-
-def _joined(
-    values: Values, totals: Layers, join: np.ufunc, limit_s: float
-) -> tuple[float, tuple[Layers, ...]]:
-    """The least that values of all stages come to, joined, of those within a limit; and the stages'
-    layers."""
-    shape = tuple(total + 1 for total in totals)
-    best = np.full(shape, np.inf)
-    best[(0,) * len(shape)] = -np.inf if join is np.maximum else 0.0
-    picks: list[NDArray[np.int64]] = []
-    for row in values:
-        after, pick = np.full(shape, np.inf), np.full(shape, -1)
-        for k, (layers, value) in enumerate(row.items()):
-            if value <= limit_s:
-                here = tuple(slice(n, None) for n in layers)
-                before = tuple(slice(0, size - n) for n, size in zip(layers, shape, strict=True))
-                ways = join(best[before], value)
-                better = ways < after[here]
-                after[here][better] = ways[better]
-                pick[here][better] = k
-        best, picks = after, [*picks, pick]
-    at, found = tuple(totals), list[Layers]()
-    if not np.isfinite(best[at]):
-        return np.inf, ()
-    for row, pick in zip(reversed(values), reversed(picks), strict=True):
-        layers = list(row)[int(pick[at])]
-        found.append(layers)
-        at = tuple(n - k for n, k in zip(at, layers, strict=True))
-    return float(best[tuple(totals)]), tuple(reversed(found))
