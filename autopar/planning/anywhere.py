@@ -190,12 +190,14 @@ class Anywhere:
         return counted * own
 
     def bound_of(self, counts: Sequence[int]) -> float:
-        """Seconds that no program beats whose parts have so many layers; of one part a stage."""
+        """Seconds that no program beats whose parts have so many layers, of one part a stage; inf
+        where they don't fit."""
         ends = [0, *itertools.accumulate(counts)]
         at = [(part, ends[part], ends[part + 1]) for part in range(len(counts))]
         each = [float(self.spans.seconds[place]) for place in at]
         once = [float(self.spans.step_seconds[place]) for place in at]
-        return self.stages.step_seconds(each, once)
+        # What a stage waits less for, being faster, isn't a number where the slowest is inf.
+        return self.stages.step_seconds(each, once) if np.all(np.isfinite(each)) else np.inf
 
     @property
     def _most_of_stage(self) -> int:

@@ -69,8 +69,8 @@ def every_cut(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     found = list(itertools.islice(_counts(spread, count), FEW + 1))
     if len(found) > FEW:
         return None
-    bounds = sorted((anywhere.bound_of(counts), counts) for counts in found)
-    return [one for one in bounds if np.isfinite(one[0])]
+    bounds = [(anywhere.bound_of(counts), counts) for counts in found]
+    return sorted(one for one in bounds if one[0] < np.inf)
 
 
 SMALL = 40
