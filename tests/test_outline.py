@@ -279,11 +279,13 @@ def test_cuts_that_dont_fit_come_after_those_that_do() -> None:
     """Of nine layers in four stages most cuts don't fit here: the bound of one is no number to sort
     by, and the search ends where cuts are sorted wrongly with a plan that is 8 % slower."""
     job, pin = gpt2(layers=9), {"pp": 4, "microbatches": 4, "schedule": "1f1b"}
-    again = {**pin, "recompute": "selective"}
-    other = autopar.compile(job.model, cluster(4), job.batch, loss=job.loss, pin=again).plan
+    again, spec = {**pin, "recompute": "selective"}, resolve_cluster("cpu:4")
+    other = autopar.compile(job.model, spec, job.batch, loss=job.loss, pin=again).plan
     limit = 6 * other.predicted.memory_bytes // 5
-    spec = cluster(4, memory_bytes=limit)
-    plan = autopar.compile(job.model, spec, job.batch, loss=job.loss, pin=pin, progress=False).plan
+    little = replace(spec, device=replace(spec.device, memory_bytes=limit))
+    plan = autopar.compile(
+        job.model, little, job.batch, loss=job.loss, pin=pin, memory_fraction=1.0
+    ).plan
     assert plan.certificate.bound_s <= other.predicted.step_s
     assert plan.predicted.step_s < 0.97 * other.predicted.step_s
 
