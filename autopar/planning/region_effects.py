@@ -169,15 +169,10 @@ def boundary_effects(
     at each of its boundaries a message each way."""
     for name in cut.passed_on(part):
         yield Resident("saved", crossing_bytes(block.values[name], layout_of(name), setting))
-    near = [cut.boundaries[p] for p in (part - 1, part) if 0 <= p < len(cut.boundaries)]
-    yield Resident(
-        "transient",
-        sum(
-            messages_bytes(block.values[name], layout_of(name), setting)
-            for names in near
-            for name in names
-        ),
-    )
+    for boundary in (part - 1, part):
+        for name in cut.boundaries[boundary] if 0 <= boundary < len(cut.boundaries) else ():
+            size = messages_bytes(block.values[name], layout_of(name), setting)
+            yield Resident("transient", size)
 
 
 def sync_effects(

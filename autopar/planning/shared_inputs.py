@@ -34,7 +34,8 @@ def shared_inputs(layered: Layered, layers: Collection[str]) -> SharedInputs:
         for name, (storage, size) in given.items():
             takers = kind.sharing.get(name)
             if takers is not None:
-                sizes[storage] = math.ceil(pricer.prices.cost(Resident("saved", size)))
+                # In an account it is rounded up with what else a region keeps, once.
+                sizes[storage] = math.floor(pricer.prices.cost(Resident("saved", size)))
                 own = takes.setdefault(storage, {})
                 slot = layered.index[path, STREAM]
                 own[slot] = own.get(slot, frozenset()) | takers
