@@ -113,7 +113,7 @@ class Anywhere:
         layers_s = sum(
             count * float(self.rows[key][:, SECONDS].min()) for key, count in self.counts.items()
         )
-        total_s = layers_s + sum(self._own_s(1.0, 0.0))
+        total_s = layers_s + sum(self.own_s(1.0, 0.0))
         return self.slowest_at_least(stages.per_slowest, 1.0) + stages.per_stage * total_s
 
     def few(self) -> Layered:
@@ -258,6 +258,7 @@ class Anywhere:
         return float(slowest[count])
 
     def rooms(self, each: float, once: float) -> list[Room]:
+        """The stages, with seconds of so many microbatches and of those once a step."""
         found = []
         every = np.concatenate([*self.rows.values()])
         for stage, base in enumerate(self._fixed.base):
@@ -295,14 +296,14 @@ class Anywhere:
 
     @property
     def kind_numbers(self) -> list[int]:
-        """By layer, which of `_counts` its kind is."""
+        """By layer, which of `counts` its kind is."""
         order = {key: number for number, key in enumerate(self.counts)}
         return [order[id(kind)] for kind in self.layered.kinds.values()]
 
-    def _own_s(self, each: float, once: float) -> list[float]:
+    def own_s(self, each: float, once: float) -> list[float]:
         """What each stage takes at least beside layers, of so many microbatches' seconds and of
         those once a step."""
-        return [float(room.beside_s(np.zeros(1))[0]) for room in self.rooms(each, once)]
+        return [room.least_beside_s for room in self.rooms(each, once)]
 
     @cached_property
     def spans(self) -> Spans:
@@ -310,7 +311,7 @@ class Anywhere:
         table, count = self.schedule.brief, len(self.layered.kinds)
         rows = [self.rows[key] for key in self.counts]
         runs = self.layered.pricer.works.runs_of(tuple(self.kind_numbers))
-        layers, rooms, own_s = layers_of(runs, rows), self.rooms(1.0, 0.0), self._own_s(0.0, 1.0)
+        layers, rooms, own_s = layers_of(runs, rows), self.rooms(1.0, 0.0), self.own_s(0.0, 1.0)
         step_s = layers.step_s[runs.place]
         seconds = np.full((table.parts, count + 1, count + 1), np.inf)
         over, once = np.full_like(seconds, np.inf), np.zeros_like(seconds)

@@ -47,6 +47,11 @@ class Room:
         return total
 
     @property
+    def least_beside_s(self) -> float:
+        """What it takes at least beside layers, whatever memory is worth."""
+        return float(self.beside_s(np.zeros(1))[0])
+
+    @property
     def left_bytes(self) -> float:
         """What is free for layers at most."""
         return self.free_bytes - sum(float(self._sizes(costs).min()) for costs in self.skeleton)

@@ -79,12 +79,15 @@ class FixedParts:
     def freed(self) -> Floats:
         """By part, what has been freed when its layers' backward comes."""
         table = self.layered.schedule.brief
-        most = [self.layered.most_freed_bytes(part) for part in range(table.parts)]
-        early = [self._closing_bytes(stage) for stage in range(table.stages - 1)]
-        for part in range(table.parts):
-            if part % table.stages < table.stages - 1:
-                most[part] = early[part % table.stages]
-        return np.array(most, np.float64)
+        last = table.stages - 1
+        early = [self._closing_bytes(stage) for stage in range(last)]
+        found = [
+            early[part % table.stages]
+            if part % table.stages < last
+            else self.layered.most_freed_bytes(part)
+            for part in range(table.parts)
+        ]
+        return np.array(found, np.float64)
 
     def _closing_bytes(self, stage: int) -> int:
         """What the skeleton needs for a moment on a stage but the last, at most."""

@@ -50,8 +50,8 @@ that lie there throughout, and for each microbatch in flight."""
 
 @dataclass(frozen=True)
 class StagePricer:
-    """Prices one setting whose layers are cut into parts. `layered`: of one stage after the other,
-    or of all stages the same."""
+    """Prices one setting whose layers are cut into parts. `by_stage`: of one stage after the
+    other, or of all stages the same."""
 
     by_stage: Sequence[Layered]
     cut: Cut

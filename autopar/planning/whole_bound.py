@@ -115,8 +115,7 @@ class _Tables:
         spare, least_s = self.anywhere.stages.spare, []
         each = [float((rows[:, SECONDS] * spare + rows[:, STEP]).min()) for rows in self.rows]
         fewest = self._fewest
-        for room in self.anywhere.rooms(spare, 1.0):
-            own_s = float(room.beside_s(np.zeros(1))[0])
+        for own_s in self.anywhere.own_s(spare, 1.0):
             counts = (fewest, sum(self.totals))
             least_s.append(own_s + min(n * one for n in counts for one in each))
         return max(least_s)
@@ -134,7 +133,7 @@ class _Tables:
             most = max(room.free_bytes for room in self.rooms[y])
             self.memories[y] = Memory(most)
         room, memory = self.rooms[y][stage], self.memories[y]
-        own_s = float(room.beside_s(np.zeros(1))[0])
+        own_s = room.least_beside_s
         if layers is None:
             return own_s
         ways = self._ways(stage, layers, room, y)
@@ -181,7 +180,7 @@ class _Tables:
     @cached_property
     def sum_s(self) -> float:
         """What all stages take together, at least."""
-        own = (float(room.beside_s(np.zeros(1))[0]) for room in self.anywhere.rooms(1.0, 0.0))
+        own = self.anywhere.own_s(1.0, 0.0)
         each = (float(rows[:, SECONDS].min()) for rows in self.rows)
         return sum(own) + sum(n * one for n, one in zip(self.totals, each, strict=True))
 
