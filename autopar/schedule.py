@@ -28,6 +28,10 @@ class Action:
         return f"{self.kind} of part {self.part}, microbatch {self.microbatch}"
 
 
+Key = tuple[Kind, int, int]
+"""An action's kind, part and microbatch: as a tuple, which is looked up faster."""
+
+
 @dataclass(frozen=True, order=True)
 class Message:
     """What part `source` hands to part `target` for a microbatch: activations to the next part, or
@@ -78,7 +82,7 @@ class Table:
 
         Errors: BrokenScheduleError where an action waits for one that comes later, for ever.
         """
-        ends: dict[Action, int] = {}
+        ends: dict[Key, int] = {}
         starts: dict[Action, int] = {}
         at = [0] * self.stages
         free = [0] * self.stages
@@ -88,14 +92,19 @@ class Table:
             for stage, order in enumerate(self.orders):
                 while at[stage] < len(order):
                     action = order[at[stage]]
-                    needed = [ends.get(one) for one in self.needs(action)]
-                    if None in needed:
-                        break
-                    start = max([free[stage], *(end for end in needed if end is not None)])
-                    starts[action], ends[action] = start, start + TICKS[action.kind]
-                    free[stage] = ends[action]
-                    at[stage] += 1
-                    moved = True
+                    start = free[stage]
+                    for one in self._needs(action):
+                        end = ends.get(one)
+                        if end is None:
+                            break
+                        start = max(start, end)
+                    else:
+                        starts[action], free[stage] = start, start + TICKS[action.kind]
+                        ends[action.kind, action.part, action.microbatch] = free[stage]
+                        at[stage] += 1
+                        moved = True
+                        continue
+                    break
         stuck = [order[i] for order, i in zip(self.orders, at, strict=True) if i < len(order)]
         if stuck:
             raise BrokenScheduleError(f"these wait for ever: {'; '.join(map(str, stuck))}")
@@ -103,18 +112,19 @@ class Table:
 
     def needs(self, action: Action) -> Iterator[Action]:
         """What must have ended before an action."""
+        return (Action(*one) for one in self._needs(action))
+
+    def _needs(self, action: Action) -> list[Key]:
         kind, part, microbatch = action.kind, action.part, action.microbatch
         back: Kind = "I" if self.splits_backward else "B"
         match kind:
             case "F":
-                if part > 0:
-                    yield Action("F", part - 1, microbatch)
+                return [("F", part - 1, microbatch)] if part > 0 else []
             case "W":
-                yield Action("I", part, microbatch)
+                return [("I", part, microbatch)]
             case _:
-                yield Action("F", part, microbatch)
-                if part + 1 < self.parts:
-                    yield Action(back, part + 1, microbatch)
+                own: Key = ("F", part, microbatch)
+                return [own, (back, part + 1, microbatch)] if part + 1 < self.parts else [own]
 
     def check(self) -> None:
         """Errors: BrokenScheduleError where it can't run, or something is done twice, never, or on
@@ -125,15 +135,16 @@ class Table:
     def _checked(self) -> bool:
         kinds: tuple[Kind, ...] = ("F", "I", "W") if self.splits_backward else ("F", "B")
         for stage, order in enumerate(self.orders):
-            wanted = {
-                Action(kind, part, microbatch)
+            wanted: set[Key] = {
+                (kind, part, microbatch)
                 for kind in kinds
                 for part in range(stage, self.parts, self.stages)
                 for microbatch in range(self.microbatches)
             }
-            wrong = wanted.symmetric_difference(order)
+            wrong = wanted.symmetric_difference([(a.kind, a.part, a.microbatch) for a in order])
             if wrong or len(order) != len(wanted):
-                named = ", ".join(map(str, sorted(wrong)[:3])) or "an action twice"
+                named = ", ".join(str(Action(*one)) for one in sorted(wrong)[:3])
+                named = named or "an action twice"
                 raise BrokenScheduleError(f"stage {stage} lacks, or has too much: {named}")
         return bool(self.starts)
 

@@ -25,12 +25,13 @@ from autopar.graph.analyse import analyse
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.state_ratio import StateRatio
-from autopar.planning.account import stage_effects, stage_of, step_seconds
+from autopar.planning.account import stage_of, step_seconds
 from autopar.planning.books import Books, Stage, Tally, memory_of, tally, timed
 from autopar.planning.joined import whole_calls
 from autopar.planning.pinned import pinned_program
 from autopar.planning.pins import read_pins
 from autopar.planning.prices import Prices
+from autopar.planning.program_effects import stage_effects
 from autopar.plugin import (
     Candidate,
     ClusterSpec,

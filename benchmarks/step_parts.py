@@ -14,10 +14,11 @@ from plan_cases import Asked
 from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
 from autopar.plan import Plan
-from autopar.planning.account import stage_effects, step_seconds
+from autopar.planning.account import step_seconds
 from autopar.planning.books import Books, Tally, tally, timed
 from autopar.planning.joined import whole_calls
 from autopar.planning.prices import Prices
+from autopar.planning.program_effects import stage_effects
 from autopar.planning.realise import realise
 from autopar.plugin import Collective, Compute, Effect
 

@@ -27,7 +27,7 @@ from autopar.layouts.program import Program
 from autopar.layouts.saved import held, saved_residents, shared_tensors
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import type_region
-from autopar.planning.account import program_effects
+from autopar.planning.program_effects import program_effects
 from autopar.planning.realise import realise
 from autopar.plugin import Compute, Resident
 from autopar.registry import select_strategies

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from autopar.planning.balanced import balanced
-from autopar.planning.chunks import Room, best_of, slowest_of_chunks
+from autopar.planning.chunks import slowest_of_chunks
 from autopar.planning.loose import BRIEF, HELD, RESIDENT, SECONDS, TRANSIENT
+from autopar.planning.rooms import Room, best_of
 
 STAGES, CHUNKS, COLUMNS = 2, 2, 3
 Case = tuple[list[int], list[NDArray[np.float64]], list[Room]]

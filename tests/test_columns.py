@@ -19,8 +19,8 @@ from autopar.planning.columns import (
     Facts,
     Part,
     columns,
-    pareto,
 )
+from autopar.planning.pareto import pareto
 from autopar.planning.problem import Edge, Use
 
 EVERY = np.eye(WIDTH)

@@ -19,7 +19,7 @@ from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.convert import ImpossibleError
 from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
-from autopar.planning.account import account, books_by_stage, program_effects, spent_in_step
+from autopar.planning.account import account, books_by_stage, spent_in_step
 from autopar.planning.books import one_call
 from autopar.planning.evaluate import evaluate
 from autopar.planning.joined import Late, empty_call, late_rates, whole_calls
@@ -30,6 +30,7 @@ from autopar.planning.pins import read_pins
 from autopar.planning.price import Pricer
 from autopar.planning.prices import Prices
 from autopar.planning.problem import PlanningProblem
+from autopar.planning.program_effects import program_effects
 from autopar.planning.search import Found, search
 from autopar.planning.separable import why_inseparable
 from autopar.planning.space import space_of

@@ -12,7 +12,7 @@ from autopar.graph.analyse import analyse
 from autopar.layouts.effects import compute_effects
 from autopar.layouts.layout import Setting
 from autopar.mesh import Mesh
-from autopar.planning.account import program_effects
+from autopar.planning.program_effects import program_effects
 from autopar.plugin import Compute
 
 

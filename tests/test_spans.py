@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from autopar.planning import spans
-from autopar.planning.chunks import room_of
 from autopar.planning.loose import BRIEF, HELD, RESIDENT, SECONDS, STEP, TRANSIENT, moments
+from autopar.planning.rooms import room_of
 from autopar.planning.spans import layers_of, runs_of, span_of
 
 LAYERS, CHOICES = 5, 3

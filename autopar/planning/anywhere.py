@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.planning import columns
 from autopar.planning.balanced import balanced
-from autopar.planning.chunks import Room, best_of, room_of, slowest_of_chunks, with_moment
+from autopar.planning.chunks import slowest_of_chunks
 from autopar.planning.fixed_parts import FixedParts
 from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
@@ -41,6 +41,7 @@ from autopar.planning.region_effects import (
     buffer_effects,
     input_effects,
 )
+from autopar.planning.rooms import Room, best_of, room_of, with_moment
 from autopar.planning.schedules import spread, stages_of
 from autopar.planning.spans import Spans, layers_of, span_of
 from autopar.plugin import Schedule
@@ -260,15 +261,24 @@ class Anywhere:
     def rooms(self, each: float, once: float) -> list[Room]:
         """The stages, with seconds of so many microbatches and of those once a step."""
         found = []
-        every = np.concatenate([*self.rows.values()])
+        for stage, base in enumerate(self._fixed.base):
+            own_s = float(each * base[SECONDS] + once * base[STEP])
+            skeleton = [_weighed(costs, each, once) for costs in self._fixed.rows(stage)]
+            free, counts, typical, freed = self._free[stage]
+            found.append(room_of(own_s, free, counts, skeleton, typical, freed))
+        return found
+
+    @cached_property
+    def _free(self) -> list[tuple[float, Floats, float, list[float]]]:
+        """By stage: bytes that are free, microbatches in flight by part, what layers need for a
+        moment on the mean, and by part what is freed before."""
+        every, found = np.concatenate([*self.rows.values()]), []
+        means = {one: float(moments(every, one).mean()) for one in set(self._fixed.freed.tolist())}
         for stage, base in enumerate(self._fixed.base):
             counts = np.array(max(self.stages.in_flight[stage], key=sum), np.float64)
-            own_s = float(each * base[SECONDS] + once * base[STEP])
             free = self.limit_bytes - float(base[RESIDENT] + base[HELD:] @ counts)
-            skeleton = [_weighed(costs, each, once) for costs in self._fixed.rows(stage)]
             freed = self._fixed.freed[stage :: len(self._fixed.base)].tolist()
-            typical = float(np.mean([moments(every, one).mean() for one in freed]))
-            found.append(room_of(own_s, free, counts, skeleton, typical, freed))
+            found.append((free, counts, float(np.mean([means[one] for one in freed])), freed))
         return found
 
     @cached_property
@@ -303,7 +313,13 @@ class Anywhere:
     def own_s(self, each: float, once: float) -> list[float]:
         """What each stage takes at least beside layers, of so many microbatches' seconds and of
         those once a step."""
-        return [room.least_beside_s for room in self.rooms(each, once)]
+        found = []
+        for stage, base in enumerate(self._fixed.base):
+            total = float(each * base[SECONDS] + once * base[STEP])
+            for costs in self._fixed.rows(stage):
+                total += float((each * costs[:, SECONDS] + once * costs[:, STEP]).min())
+            found.append(total)
+        return found
 
     @cached_property
     def spans(self) -> Spans:

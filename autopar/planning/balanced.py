@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.planning.chunks import Room, least_layer, multipliers_of
+from autopar.planning.rooms import Room, least_layer, multipliers_of
 
 Floats = NDArray[np.float64]
 ROUNDS = 100

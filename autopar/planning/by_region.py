@@ -20,10 +20,10 @@ from autopar.layouts.stages import Here
 from autopar.layouts.state_ratio import StateRatio
 from autopar.layouts.typing import RegionTyping
 from autopar.plan import Plan, RegionCost
-from autopar.planning.account import runs_again, stage_effects
 from autopar.planning.books import Window, enter, one_call
 from autopar.planning.joined import empty_call, whole_calls
 from autopar.planning.prices import Prices
+from autopar.planning.program_effects import runs_again, stage_effects
 from autopar.planning.region_effects import one_param, op_effects
 from autopar.planning.weights import largest
 from autopar.plugin import BUCKET, Alongside, Collective, Compute, Effect

@@ -14,6 +14,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.planning.pareto import pareto
 from autopar.planning.problem import Edge
 
 Costs = NDArray[np.float64]
@@ -215,21 +216,6 @@ def moment_bytes(
     `brief`: where these bytes are in `costs`."""
     found: NDArray[np.float64] = np.maximum(costs[:, brief], costs[:, transient] - freed_bytes)
     return found
-
-
-def pareto(costs: Costs) -> NDArray[np.int64]:
-    """Indices of the rows that no other row is at most equal to in every column, sorted by cost."""
-    order = np.lexsort(costs.T[::-1])
-    # The first column is sorted: what comes later is no less there.
-    others = [np.ascontiguousarray(column[order]) for column in costs.T[1:]]
-    alive = np.ones(len(order), bool)
-    for i in range(len(order)):
-        if alive[i]:
-            beaten = alive[i + 1 :].copy()
-            for column in others:
-                beaten &= column[i + 1 :] >= column[i]
-            alive[i + 1 :] ^= beaten
-    return order[alive]
 
 
 def _whole(front: _Front, called: tuple[float, float]) -> _Front:

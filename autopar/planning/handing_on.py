@@ -3,7 +3,7 @@ are cut: how much depends on the layout in which a layer makes them."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from autopar.graph.model_graph import STREAM, Value
 from autopar.layouts.layout import Layout
-from autopar.planning.columns import pareto
 from autopar.planning.layered import Layered
 from autopar.planning.loose import HELD, RESIDENT, SECONDS, STEP
+from autopar.planning.pareto import pareto
 from autopar.planning.price import LayoutRow
 from autopar.planning.region_effects import handed_on, messages_bytes
 from autopar.plugin import Resident
@@ -26,6 +26,8 @@ class HandingOn:
     """The boundaries between parts of a setting with a schedule."""
 
     layered: Layered
+    known: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    """By how many results and gradients a stage hands on: most stages do the same."""
 
     def rows(self, stage: int) -> Floats:
         """A row of costs for each way: seconds of a microbatch, once a step, and the room for the
@@ -33,11 +35,16 @@ class HandingOn:
         gradients of what all but the first take."""
         table = self.layered.schedule.brief
         parts = range(stage, table.parts, table.stages)
-        onwards, back = sum(p < table.parts - 1 for p in parts), sum(p > 0 for p in parts)
-        found = np.zeros((1, HELD + table.chunks))
-        for sends, times in ((self._sends[0], onwards), (self._sends[1], back)):
-            if times and len(sends):
-                both = (found[:, None, :] + times * sends[None, :, :]).reshape(-1, found.shape[1])
+        times = sum(p < table.parts - 1 for p in parts), sum(p > 0 for p in parts)
+        if times not in self.known:
+            self.known[times] = self._of_times(times)
+        return self.known[times]
+
+    def _of_times(self, times: tuple[int, int]) -> Floats:
+        found = np.zeros((1, HELD + self.layered.schedule.brief.chunks))
+        for sends, often in zip(self._sends, times, strict=True):
+            if often and len(sends):
+                both = (found[:, None, :] + often * sends[None, :, :]).reshape(-1, found.shape[1])
                 found = both[pareto(both)]
         return found
 

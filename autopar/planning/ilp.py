@@ -47,9 +47,9 @@ import math
 import numpy as np
 
 from autopar.planning import multipliers
-from autopar.planning.columns import pareto
 from autopar.planning.deadline import after
 from autopar.planning.loose import Loose, least_bytes_of
+from autopar.planning.pareto import pareto
 from autopar.planning.problem import Choice, Infeasible, PlanningProblem, Slot, Solution
 from autopar.planning.relaxed import Relaxed, alike_slots, loosened, relaxed
 from autopar.planning.rows import Kept

@@ -29,10 +29,10 @@ from autopar.planning.columns import (
     Facts,
     Part,
     columns,
-    pareto,
 )
 from autopar.planning.joined import Late, Taken, joined_calls, late_rates, late_seconds
 from autopar.planning.kept_edges import kept_by_several, kept_edges
+from autopar.planning.pareto import pareto
 from autopar.planning.price import Pricer, SlotKey
 from autopar.planning.prices import Bill
 from autopar.planning.problem import Edge

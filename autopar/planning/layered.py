@@ -103,8 +103,12 @@ class Layered:
 
     def skeleton_late(self, here: Here | None = None) -> dict[str, list[Late]]:
         """What the skeleton's joined calls cost beyond their full rate, by region and candidate."""
-        regions = {region: self.pricer.candidates["", region] for _, region in self.skeleton}
-        return late_by_region(self.pricer, "", regions, here)
+        key = ("late", self.pricer.part(here), self.pricer.prices.mesh)
+        if key not in self.pricer.kinds:
+            regions = {region: self.pricer.candidates["", region] for _, region in self.skeleton}
+            self.pricer.kinds[key] = late_by_region(self.pricer, "", regions, here)
+        found: dict[str, list[Late]] = self.pricer.kinds[key]
+        return found
 
     @cached_property
     def keys(self) -> tuple[SlotKey, ...]:

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from autopar.graph.model_graph import ModelGraph
 from autopar.layouts.layout import Setting
 from autopar.layouts.state_ratio import StateRatio
-from autopar.planning.chunks import FACTORS
-from autopar.planning.columns import ALONE, EACH_S, ONCE_S, RESIDENT, TRANSIENT, pareto
+from autopar.planning.columns import ALONE, EACH_S, ONCE_S, RESIDENT, TRANSIENT
+from autopar.planning.pareto import pareto
 from autopar.planning.pins import Pins
 from autopar.planning.plain_axes import candidates_of
 from autopar.planning.price import Layouts, Pricer
 from autopar.planning.rate import rate, stages_in
 from autopar.planning.refine_mesh import refined_choices
 from autopar.planning.region_effects import param_layouts
+from autopar.planning.rooms import FACTORS
 from autopar.planning.schedules import spread
 from autopar.planning.works import Works
 from autopar.plugin import Candidate, Strategy

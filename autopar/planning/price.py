@@ -83,8 +83,6 @@ class Pricer:
         default_factory=dict
     )
     groups: dict[tuple[str, Recomputed | None], tuple[str, ...]] = field(default_factory=dict)
-    parts: dict[int, tuple[Here, Hashable]] = field(default_factory=dict)
-    outsides: dict[int, tuple[Here, Hashable]] = field(default_factory=dict)
     typings: dict[Hashable, tuple[RegionTyping, ...]] = field(default_factory=dict)
     kinds: dict[Hashable, Any] = field(default_factory=dict)
     """What `kinds` makes of alike layers."""
@@ -142,37 +140,17 @@ class Pricer:
         """What of a part of the skeleton its bills depend on: most parts have nothing of it."""
         if here is None:
             return None
-        if id(here) not in self.parts:
-            own = frozenset(name for name in self._in_regions if here.has(name))
-            summed = frozenset(name for name in own if here.sums(name))
-            self.parts[id(here)] = here, (own, summed)
-        return self.parts[id(here)][1]
+        return self.works.parts.of(self.model.skeleton, here).regions
 
     def outside_bill(self, here: Here) -> Bill:
         """What a part of the skeleton has beside regions: ops on inputs, buffers."""
         skeleton = self.model.skeleton
-        if id(here) not in self.outsides:
-            own = frozenset(name for name in self._outside if here.has(name))
-            self.outsides[id(here)] = here, own
-        key = ("outside", self.outsides[id(here)][1])
+        key = ("outside", self.works.parts.of(skeleton, here).outside)
         if key not in self.bills:
             effects = [*input_effects(skeleton, self.setting, here)]
             effects += buffer_effects(skeleton, here)
             self.bills[key] = self.prices.bill(effects, self.setting.microbatches)
         return self.bills[key]
-
-    @functools.cached_property
-    def _outside(self) -> tuple[str, ...]:
-        skeleton = self.model.skeleton
-        ops = (name for name, op in skeleton.ops.items() if op.region is None)
-        return (*ops, *skeleton.captured.buffers, *skeleton.captured.constants)
-
-    @functools.cached_property
-    def _in_regions(self) -> tuple[str, ...]:
-        """The skeleton's weights, and its ops that belong to regions."""
-        skeleton = self.model.skeleton
-        ops = (name for name, op in skeleton.ops.items() if op.region is not None)
-        return (*skeleton.params, *ops)
 
     def _ops_bill(
         self,

@@ -17,6 +17,7 @@ A choice c that lies in a solution of cost U has w(c) − min w ≤ U − bound:
 it can matter.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -83,10 +84,12 @@ def loosened(problem: PlanningProblem, groups: dict[tuple[int, str], list[int]])
 def _most_freed(problem: PlanningProblem, stages: Stages) -> list[int]:
     """By stage, what all slots free at most."""
     most = [0] * len(stages.in_flight)
-    for slot in problem.slots:
-        every = [share for choice in slot.choices for share in _shares(choice) if share.freed_bytes]
+    times = Counter(id(slot.choices) for slot in problem.slots)
+    for key, choices in {id(slot.choices): slot.choices for slot in problem.slots}.items():
+        every = [share for choice in choices for share in _shares(choice) if share.freed_bytes]
         for stage in {share.stage for share in every}:
-            most[stage] += max(share.freed_bytes for share in every if share.stage == stage)
+            freed = max(share.freed_bytes for share in every if share.stage == stage)
+            most[stage] += times[key] * freed
     return most
 
 

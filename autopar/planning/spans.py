@@ -1,14 +1,14 @@
 """What a part takes and needs at least, for every run of layers that it may have."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.planning.chunks import FACTORS, FINE, Room
-from autopar.planning.columns import pareto
 from autopar.planning.loose import BRIEF, HELD, RESIDENT, SECONDS, STEP, TRANSIENT
+from autopar.planning.pareto import pareto
+from autopar.planning.rooms import FACTORS, FINE, Room
 
 Floats = NDArray[np.float64]
 
@@ -114,12 +114,26 @@ def span_of(layers: Layers, room: Room, chunk: int) -> tuple[Floats, Floats]:
     else:  # no run's length is known, but that there is one layer
         lengths, more = LENGTHS[-1:], float(room.moments(rows, chunk).min())
     sizes = np.array([room.part_bytes(rows, length, chunk) for length in lengths.tolist()])
-    best = np.zeros(1)
-    for multipliers in _multipliers(layers, sizes[0]):
-        values = rows[:, SECONDS] + multipliers[None, :, None] * sizes[:, None, :]
+    over = runs.sums(layers.least(sizes)) + more - left
+    best, every = np.zeros(1), _multipliers(layers, sizes[0])
+    own, own_sizes = _fastest(layers, sizes)
+    for multipliers in every:
+        values = own.rows[:, SECONDS] + multipliers[None, :, None] * own_sizes[:, None, :]
         beside_s = room.beside_s(multipliers) + multipliers * more
-        best = np.maximum(best, (runs.sums(layers.least(values)) + beside_s[:, None]).max(axis=0))
-    return best, runs.sums(layers.least(sizes)) + more - left
+        best = np.maximum(best, (runs.sums(own.least(values)) + beside_s[:, None]).max(axis=0))
+    return best, over
+
+
+def _fastest(layers: Layers, sizes: Floats) -> tuple[Layers, Floats]:
+    """Without choices that others are faster than and no larger, of few kinds of layers. Between
+    the least and the most layers sizes are between those with as many."""
+    if layers.runs.counts is None:
+        return layers, sizes
+    costs = np.vstack([layers.rows[:, SECONDS], sizes[0], sizes[-1]]).T
+    ends = [*layers.starts[1:], len(costs)]
+    kept = [a + pareto(costs[a:b]) for a, b in zip(layers.starts, ends, strict=True)]
+    rows, starts = np.concatenate(kept), np.cumsum([0, *map(len, kept[:-1])])
+    return replace(layers, rows=layers.rows[rows], starts=starts), sizes[:, rows]
 
 
 def _multipliers(layers: Layers, sizes: Floats) -> Iterator[Floats]:

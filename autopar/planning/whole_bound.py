@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.planning.anywhere import Anywhere
-from autopar.planning.chunks import Room
 from autopar.planning.deadline import NEVER, Deadline
 from autopar.planning.loose import SECONDS, STEP
+from autopar.planning.rooms import Room
 from autopar.planning.shared_out import Layers, Values, laid, split
 from autopar.planning.whole_layers import Group, Memory
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.planning.columns import pareto
+from autopar.planning.pareto import pareto
 
 Floats = NDArray[np.float64]
 CELLS = 16_384

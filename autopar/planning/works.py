@@ -19,6 +19,7 @@ from autopar.layouts.typing import RegionTyping, type_region
 from autopar.mesh import AxisPart, Mesh, Split
 from autopar.planning.prices import Bill, Prices
 from autopar.planning.region_effects import held_here, ops_here, other_effects, param_layouts
+from autopar.planning.skeleton_parts import SkeletonParts
 from autopar.planning.spans import Runs, runs_of
 from autopar.plugin import Candidate, Collective, Compute, Effect, Resident
 
@@ -103,6 +104,7 @@ class Works:
     bare: dict[Candidate, Candidate] = field(default_factory=dict)
     fixed: dict[tuple[int, AxisPart], tuple[Here, ...]] = field(default_factory=dict)
     runs: dict[tuple[int, ...], Runs] = field(default_factory=dict)
+    parts: SkeletonParts = field(default_factory=SkeletonParts)
 
     def runs_of(self, kinds: tuple[int, ...]) -> Runs:
         """The runs of layers of these kinds: the same for most settings."""
