@@ -67,6 +67,7 @@ def solve(
     proves: bool = True,
     measure: bool = True,
     lightest: bool = False,
+    most_nodes: int | None = None,
 ) -> Solution | Infeasible:
     """The choices with the least seconds within the memory limit.
 
@@ -86,7 +87,7 @@ def solve(
     """
     check(problem)
     kept, deadline = undominated(problem), after(time_limit_s)
-    task = Task(problem, kept, solver, gap, time_limit_s, cutoff_s, deadline)
+    task = Task(problem, kept, solver, gap, time_limit_s, cutoff_s, deadline, most_nodes)
     low = low or relaxed(problem, solver)
     if cutoff_s is not None and cutoff_s <= low.bound_s < math.inf:
         return Infeasible(0)

@@ -52,16 +52,26 @@ class Room:
         """What is free for layers at most."""
         return self.free_bytes - sum(float(self._sizes(costs).min()) for costs in self.skeleton)
 
-    def layer_bytes(self, rows: Floats, layers: int) -> Floats:
+    def layer_bytes(
+        self, rows: Floats, layers: int, low: float = 0.0, high: float = np.inf
+    ) -> Floats:
         """[part, row]: what a layer's choices need on a stage with so many layers, spread evenly
-        over its parts. For a moment those of the parts count that find least freed."""
+        over its parts. For a moment those of the parts count that find least freed: what they need
+        beyond `low`, where none needs more than `high` (inf for choices that do)."""
         sizes: Floats = rows[:, RESIDENT] + rows[:, HELD] * self.in_flight[:, None]
         if self.counts_moment:
             freed = np.array(self.freed or np.zeros(len(sizes)))
-            counted = freed == freed.min()
+            counted = freed == self.least_freed
             among = min(layers, int(counted.sum()) * -(-layers // len(sizes)))
-            sizes = sizes + counted[:, None] * moments(rows, float(freed.min())) / max(among, 1)
+            needed = moments(rows, self.least_freed)
+            beyond = np.where(needed <= high, np.maximum(needed - low, 0.0), np.inf)
+            sizes = sizes + np.where(counted[:, None], beyond, 0.0) / max(among, 1)
         return sizes
+
+    @property
+    def least_freed(self) -> float:
+        """The bytes that are gone by then in the part where these are least."""
+        return float(min(self.freed, default=0.0))
 
     def part_bytes(self, rows: Floats, layers: int, part: int) -> Floats:
         """[row]: the same in a part that has so many by itself."""

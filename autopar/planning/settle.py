@@ -12,12 +12,13 @@ from autopar.planning.anywhere import Anywhere
 from autopar.planning.cuts import cuts, every_cut, roomier
 from autopar.planning.deadline import NEVER, Deadline
 from autopar.planning.ilp import solve
+from autopar.planning.kinds import Kind
 from autopar.planning.layered import Layered
 from autopar.planning.problem import Infeasible, PlanningProblem, Solution
 from autopar.planning.relaxed import Relaxed
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import Answer, SearchOptions, Tried
-from autopar.planning.whole_bound import whole_bound
+from autopar.planning.whole_bound import Whole, whole_bound
 
 
 def settle(
@@ -109,16 +110,40 @@ def settle_whole(
     tried = replace(tried, bound_s=max(tried.bound_s, whole.seconds))
     if tried.bound_s >= worth_s or not whole.layers or tried.layered.inside_groups:
         return tried
-    kinds = zip(tried.layered.every, whole.columns, strict=True)
-    layered = tried.layered.with_kinds({id(kind): kind.only(np.array(c)) for kind, c in kinds})
-    cut = make_cut(layered.pricer.model.skeleton, anywhere.counts_of(whole.layers))
+    cut = make_cut(tried.layered.pricer.model.skeleton, anywhere.counts_of(whole.layers))
+    layered = _with_columns(tried.layered, cut, whole)
     problem = StagePricer((layered,), cut).problem(options.limit_bytes)
-    mine = replace(options, gap=options.gap / 2, time_limit_s=deadline.left_s)
-    try:
-        found = _solved(problem, None, mine, worth_s, proves=False)
-    except OutOfTimeError:
-        return tried
-    return _answered(tried, layered, found, cut, options) if isinstance(found, Solution) else tried
+    for _ in range(PROGRAMS):
+        mine = replace(options, gap=options.gap / 2, time_limit_s=deadline.left_s)
+        faster_s = min(best_s, tried.step_s) * (1 - options.gap / 10)
+        try:
+            found = _solved(problem, None, mine, faster_s, proves=True, most_nodes=NODES)
+        except OutOfTimeError:
+            return tried
+        if not isinstance(found, Solution):
+            break
+        tried = _answered(tried, layered, found, cut, options)
+        if tried.bound_s >= tried.step_s * (1 - options.gap):
+            break
+    return tried
+
+
+PROGRAMS, NODES = 3, 200
+"""So many programs of a whole bound's columns are looked for, each faster than those before, and so
+far."""
+
+
+def _with_columns(layered: Layered, cut: Cut, whole: Whole) -> Layered:
+    """Layers of a cut with the columns that they have on their stage in a whole bound's best."""
+    order = {id(kind): number for number, kind in enumerate(layered.every)}
+    stages, given, made = len(whole.layers), {}, dict[tuple[int, int], Kind]()
+    for path, kind in layered.kinds.items():
+        key = cut.part_of(path) % stages, order[id(kind)]
+        if key not in made:
+            columns = whole.columns[key[0]][key[1]]
+            made[key] = kind.only(np.array(columns)) if columns else kind
+        given[path] = made[key]
+    return replace(layered, given=given)
 
 
 CUTS = 4
@@ -202,6 +227,7 @@ def _solved(
     worth_s: float,
     proves: bool,
     lightest: bool = False,
+    most_nodes: int | None = None,
 ) -> Solution | Infeasible:
     return solve(
         problem,
@@ -213,6 +239,7 @@ def _solved(
         proves=proves,
         measure=False,
         lightest=lightest,
+        most_nodes=most_nodes,
     )
 
 

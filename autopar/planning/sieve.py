@@ -64,7 +64,7 @@ def sifted(task: Task, low: Relaxed, proves: bool) -> Solution | Infeasible | fl
         whole = kept == task.kept
         quick = task if proves else replace(task, gap=max(task.gap, UNPROVEN), most_nodes=NODES)
         found, bound_s = _fastest(replace(quick, kept=kept))
-        if not found and not proves and task.cutoff_s and math.isfinite(bound_s):
+        if not found and quick.most_nodes and task.cutoff_s and math.isfinite(bound_s):
             return Infeasible(0)  # none in so many nodes
         if not whole:
             bound_s = min(bound_s, low.bound_s + width_s)

@@ -7,6 +7,7 @@ with so many layers a least τ, by multipliers y of its own late part; which sta
 found by dynamic programming, and the bound is the least over E, in steps.
 """
 
+import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,20 +19,22 @@ from numpy.typing import NDArray
 
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.deadline import NEVER, Deadline
-from autopar.planning.loose import SECONDS, STEP
+from autopar.planning.loose import SECONDS, STEP, moments
 from autopar.planning.rooms import Room
-from autopar.planning.shared_out import Layers, Values, laid, split
+from autopar.planning.shared_out import Layers, Order, Values, laid, split
 from autopar.planning.whole_layers import Group, Memory
 
 Floats = NDArray[np.float64]
 SHARES = (0.0, 0.5, 1.0, 2.0)
 """Multipliers of a stage's late part that are tried, in that of one where all stages are equal."""
-STEPS = 100
-"""So many values of E are told apart."""
+FINE = 1 / 4_096
+"""So finely values of E are told apart, of all that come into question."""
+NARROW, NARROWER = 1 / 128, 1 / 1_024
+"""And what layers need for a moment, of a stage's memory: for a bound, and for what they do."""
 FEWER, MORE = 4, (2, 1)
 """Layers less and more than the fullest stage of an even cut, of which the least is worked out:
 where a stage has one part, and several."""
-LESS = (1.0, 0.998, 0.99)
+LESS = (1.0, 0.9995, 0.999, 0.998, 0.995, 0.99)
 """Of a stage's memory, so much is given to the layers of a program that may be the best."""
 KINDS = 2
 """With so many kinds of layers at most."""
@@ -40,11 +43,11 @@ KINDS = 2
 @dataclass(frozen=True)
 class Whole:
     """No cut beats `seconds`. `layers`: by stage, how many the best has of each kind; `columns`: by
-    kind, what these layers do, in their memory or a little less."""
+    stage and kind, what these layers do, in their memory or a little less."""
 
     seconds: float
     layers: tuple[Layers, ...] = ()
-    columns: tuple[tuple[int, ...], ...] = ()
+    columns: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 def whole_bound(anywhere: Anywhere, worth_s: float, deadline: Deadline = NEVER) -> Whole | None:
@@ -56,7 +59,7 @@ def whole_bound(anywhere: Anywhere, worth_s: float, deadline: Deadline = NEVER) 
     for stage in range(tables.stages):
         if deadline.is_over:
             return None
-        every.append(tables.values(stage))
+        every.append(tables.values(stage, worth_s))
     found = _least_over_late(tables, every, worth_s)
     return replace(found, columns=tables.columns(found.layers)) if found.layers else found
 
@@ -73,6 +76,12 @@ class _Tables:
     def totals(self) -> tuple[int, ...]:
         """How many layers there are of each kind."""
         return tuple(self.anywhere.counts.values())
+
+    @cached_property
+    def order(self) -> Order:
+        """The layers' order."""
+        brief = self.anywhere.schedule.brief
+        return Order(tuple(self.anywhere.kind_numbers), brief.stages, brief.chunks, *self._of_part)
 
     @cached_property
     def rows(self) -> list[Floats]:
@@ -97,16 +106,20 @@ class _Tables:
         top, more = self._top, MORE[self.anywhere.schedule.brief.chunks > 1]
         return range(max(1, top - FEWER), top + more + 1)
 
-    def values(self, stage: int) -> dict[Layers, Floats]:
-        """By a stage's layers, by multiplier y, the least of τ + y · late part."""
-        found, fewest = {}, self._fewest
+    def values(self, stage: int, worth_s: float) -> dict[Layers, Floats]:
+        """By a stage's layers, by multiplier y, the least of τ + y · late part; without those that
+        are in no step below `worth_s`."""
+        found, fewest, stages = {}, self._fewest, self.anywhere.stages
+        others_s = stages.per_stage * self.sum_s + self.no_later_s
+        pace = stages.per_slowest - stages.spare
+        slowest_s = (worth_s - others_s) / pace if pace > 0 else np.inf
         for layers in itertools.product(*(range(total + 1) for total in self.totals)):
             if fewest <= sum(layers) <= self.counts[-1] and self._can_have(stage, layers):
                 # Of few it is enough that they take no less than none.
                 some = layers if sum(layers) in self.counts else None
-                own = np.array([self._value(stage, some, y) for y in self.multipliers])
-                if np.isfinite(own[0]):
-                    found[layers] = own
+                if self._value(stage, some, 0.0, slowest_s) < slowest_s:
+                    own = [self._value(stage, some, y) for y in self.multipliers]
+                    found[layers] = np.array(own)
         return found
 
     @cached_property
@@ -120,45 +133,104 @@ class _Tables:
             least_s.append(own_s + min(n * one for n in counts for one in each))
         return max(least_s)
 
+    @cached_property
+    def _parts_of(self) -> list[list[int]]:
+        """By kind, the parts in which some layer of it may lie."""
+        return [self.anywhere.may_lie(kind).tolist() for kind in range(len(self.totals))]
+
     def _chunks_of(self, stage: int, kind: int) -> list[int]:
-        parts = self.anywhere.may_lie(kind)
-        return [int(part) // self.stages for part in parts if part % self.stages == stage]
+        parts = self._parts_of[kind]
+        return [part // self.stages for part in parts if part % self.stages == stage]
 
     def _can_have(self, stage: int, layers: Layers) -> bool:
         return all(n == 0 or self._chunks_of(stage, kind) for kind, n in enumerate(layers))
 
-    def _value(self, stage: int, layers: Layers | None, y: float) -> float:
+    def _value(
+        self, stage: int, layers: Layers | None, y: float, enough_s: float = np.inf
+    ) -> float:
         if y not in self.rooms:
             self.rooms[y] = self.anywhere.rooms(1.0 + y * self.anywhere.stages.spare, y)
             most = max(room.free_bytes for room in self.rooms[y])
             self.memories[y] = Memory(most)
-        room, memory = self.rooms[y][stage], self.memories[y]
-        own_s = room.least_beside_s
+        own_s = self.rooms[y][stage].least_beside_s
         if layers is None:
             return own_s
-        ways = self._ways(stage, layers, room, y)
-        return own_s + min((memory.least_s(way, room.left_bytes) for way in ways), default=np.inf)
+        return own_s + self._best(stage, layers, y, enough_s - own_s)[0]
 
-    def columns(self, layers: Sequence[Layers]) -> tuple[tuple[int, ...], ...]:
-        """What layers do on the stages that have so many of each kind."""
-        found: list[set[int]] = [set() for _ in self.totals]
-        for (stage, own), y in itertools.product(enumerate(layers), self.multipliers):
+    def columns(self, layers: Sequence[Layers]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """By stage and kind, what layers do on stages that have so many of each kind."""
+        return tuple(self._columns(stage, own) for stage, own in enumerate(layers))
+
+    def _columns(self, stage: int, layers: Layers) -> tuple[tuple[int, ...], ...]:
+        """With them those that need least, as a stage may have less room than this search knows."""
+        sizes = [
+            self.rooms[0.0][stage].layer_bytes(rows, max(sum(layers), 1)) for rows in self.rows
+        ]
+        found = [set(one.argmin(axis=1).tolist()) for one in sizes]
+        for y in self.multipliers:
             room, memory = self.rooms[y][stage], self.memories[y]
-            for way, share in itertools.product(self._ways(stage, own, room, y), LESS):
-                chosen = memory.choices(way, share * room.left_bytes)
+            _, moment, way = self._best(stage, layers, y, narrow=NARROWER)
+            for share in LESS:
+                if way is None:  # they don't fit
+                    break
+                chosen = memory.choices(way, share * room.left_bytes - moment)
                 for kind, columns in chosen.items():
                     found[kind] |= columns
         return tuple(tuple(sorted(columns)) for columns in found)
 
+    def _best(
+        self,
+        stage: int,
+        layers: Layers,
+        y: float,
+        enough_s: float = np.inf,
+        narrow: float = NARROW,
+    ) -> tuple[float, float, tuple[Group, ...] | None]:
+        """Seconds of so many layers of a stage at least; what one of them then needs for a moment
+        at least, and how they lie. What the layer needs that needs most is told apart where it
+        matters: the range with the least seconds is halved until it is narrow or has `enough_s`."""
+        room = self.rooms[y][stage]
+        low, high = self._moments(room)
+        apart = narrow * room.left_bytes
+        start = self._within(stage, layers, y, low, high)
+        queue = [(start[0], low, high, start[1])]
+        while queue[0][0] < enough_s and queue[0][2] - queue[0][1] > apart:
+            least_s, low, high, _ = heapq.heappop(queue)
+            middle = (low + high) / 2
+            for ends in ((low, middle), (middle, high)):
+                own_s, way = self._within(stage, layers, y, *ends)
+                heapq.heappush(queue, (max(own_s, least_s), *ends, way))
+        least_s, low, _, way = queue[0]
+        return least_s, low, way
+
+    def _moments(self, room: Room) -> tuple[float, float]:
+        """The least and the most that layers need for a moment on a stage where that counts."""
+        if not room.counts_moment:
+            return 0.0, 0.0
+        every = np.concatenate([moments(rows, room.least_freed) for rows in self.rows])
+        return float(every.min()), float(every.max())
+
+    def _within(
+        self, stage: int, layers: Layers, y: float, low: float, high: float
+    ) -> tuple[float, tuple[Group, ...] | None]:
+        """The least seconds where one layer needs at least `low` for a moment, and none more than
+        `high`, and how layers then lie."""
+        room, memory = self.rooms[y][stage], self.memories[y]
+        best: tuple[float, tuple[Group, ...] | None] = (np.inf, None)
+        for way in self._ways(stage, layers, y, low, high):
+            least_s = memory.least_s(way, room.left_bytes - low)
+            best = (least_s, way) if least_s < best[0] else best
+        return best
+
     def _ways(
-        self, stage: int, layers: Layers, room: Room, y: float
+        self, stage: int, layers: Layers, y: float, low: float, high: float
     ) -> Iterator[tuple[Group, ...]]:
         """The ways to lay so many layers into a stage's parts, those that need the same as one."""
-        numbers = []
+        room, numbers = self.rooms[y][stage], []
         for kind, rows in enumerate(self.rows):
             seconds = rows[:, SECONDS] * (1.0 + y * self.anywhere.stages.spare) + y * rows[:, STEP]
-            # What one needs for a moment is no less than the mean of more.
-            sizes = room.layer_bytes(rows, max(sum(layers), self._top - 1))
+            # What one needs beyond the least is no less than the mean of more.
+            sizes = room.layer_bytes(rows, max(sum(layers), self._top - 1), low, high)
             numbers.append([self.memories[y].group(kind, one, seconds) for one in sizes])
         allowed = [self._chunks_of(stage, kind) for kind in range(len(layers))]
         places = Counter(  # by the numbers of kinds that may lie there
@@ -201,7 +273,7 @@ class _Tables:
 def _least_over_late(
     tables: _Tables, every: Sequence[Mapping[Layers, Floats]], worth_s: float
 ) -> Whole:
-    """The least over E, in steps of which each counts for its start."""
+    """The least over E, in ranges of which each counts for its start."""
     stages, ys = tables.anywhere.stages, np.array(tables.multipliers)
     most = tables.counts[-1]
 
@@ -209,19 +281,24 @@ def _least_over_late(
         return [{n: float(np.max(own - ys * late_s)) for n, own in row.items()} for row in every]
 
     def least(values: Values) -> Whole:
-        found = Whole(*split(values, tables.totals, pace, stages.per_stage))
+        found = Whole(*split(values, tables.order, pace, stages.per_stage))
         # A stage with more layers than were looked at takes no less than one with the most.
         full = [v for row in values for n, v in row.items() if sum(n) == most]
         crowded_s = pace * min(full, default=np.inf) + stages.per_stage * tables.sum_s
         return min(found, Whole(crowded_s), key=lambda one: one.seconds)
 
-    pace, best = stages.per_slowest - stages.spare, Whole(worth_s)
+    pace = stages.per_slowest - stages.spare
     start_s = tables.no_later_s
     end_s = worth_s - least([{n: float(own[0]) for n, own in row.items()} for row in every]).seconds
-    if end_s <= start_s:
-        return best
-    for low_s, high_s in itertools.pairwise(np.linspace(start_s, end_s, STEPS + 1).tolist()):
-        found = least(of(high_s))
-        if found.seconds + low_s < best.seconds:
-            best = Whole(found.seconds + low_s, found.layers)
-    return best
+    # By what no step is below whose E is in a range: the least is halved until it is narrow.
+    queue = [(-np.inf, start_s, end_s, Whole(worth_s))] if end_s > start_s else []
+    while queue and queue[0][0] < worth_s:
+        known_s, low_s, high_s, whole = heapq.heappop(queue)
+        if high_s - low_s <= FINE * (end_s - start_s):
+            return replace(whole, seconds=known_s)
+        middle_s = (low_s + high_s) / 2
+        for ends in ((low_s, middle_s), (middle_s, high_s)):
+            found = least(of(ends[1]))
+            bound_s = max(known_s, found.seconds + ends[0])
+            heapq.heappush(queue, (bound_s, *ends, found))
+    return Whole(worth_s)

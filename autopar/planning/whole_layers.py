@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autopar.planning.pareto import pareto
 
 Floats = NDArray[np.float64]
-CELLS = 16_384
+CELLS = 4_096
 """So finely memory is told apart."""
 
 
@@ -45,11 +45,13 @@ class Memory:
     known: dict[Group, Floats] = field(default_factory=dict)
 
     def group(self, kind: int, sizes: Floats, seconds: Floats) -> int:
-        """The number of layers of a kind whose choices need so many bytes, and these seconds."""
+        """The number of layers of a kind whose choices need so many bytes (inf: they may not be
+        taken), and these seconds."""
         name = kind, sizes.tobytes()
         if name not in self.numbers:
             self.numbers[name] = len(self.every)
             kept = pareto(np.stack([sizes, seconds], axis=1))
+            kept = kept[np.isfinite(sizes[kept])]
             cells = np.floor(sizes[kept] / self.most_bytes * CELLS).astype(np.int64)
             self.every.append(Few(kind, cells, seconds[kept], kept))
         return self.numbers[name]
@@ -61,7 +63,7 @@ class Memory:
         seconds = self._one_group(groups[0]) if groups else _nothing()
         for number, count in groups[1:]:
             for _ in range(count):
-                seconds = _with_one(seconds, self.every[number])[0]
+                seconds = _least_with(seconds, self.every[number])
         return float(seconds[: self._cells(free_bytes)].min())
 
     def choices(self, groups: Sequence[Group], free_bytes: float) -> Mapping[int, set[int]]:
@@ -88,7 +90,7 @@ class Memory:
         number, count = group
         if group not in self.known:
             before = self._one_group((number, count - 1)) if count > 1 else _nothing()
-            self.known[group] = _with_one(before, self.every[number])[0]
+            self.known[group] = _least_with(before, self.every[number])
         return self.known[group]
 
 
@@ -99,8 +101,18 @@ def _nothing() -> Floats:
     return empty
 
 
+def _least_with(before: Floats, few: Few) -> Floats:
+    """With one layer more."""
+    after = np.full(CELLS + 1, np.inf)
+    for cells, own_s in zip(few.cells.tolist(), few.seconds.tolist(), strict=True):
+        if cells <= CELLS:
+            rest = after[cells:]
+            np.minimum(rest, before[: CELLS + 1 - cells] + own_s, out=rest)
+    return after
+
+
 def _with_one(before: Floats, few: Few) -> tuple[Floats, NDArray[np.int16]]:
-    """With one layer more, and which of its choices it takes."""
+    """The same, and which of its choices the layer takes."""
     after, picks = np.full(CELLS + 1, np.inf), np.full(CELLS + 1, -1, np.int16)
     for pick, (cells, own_s) in enumerate(zip(few.cells.tolist(), few.seconds, strict=True)):
         if cells <= CELLS:
