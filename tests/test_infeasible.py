@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -325,3 +326,24 @@ def test_more_devices_of_a_cluster_in_full(tmp_path: Any) -> None:
         with_devices(resolve_cluster("h100:16"), 12)
     with pytest.raises(AutoparError, match="is a torus of shape"):
         with_devices(resolve_cluster("tpu_v5p:64"), 128)
+
+
+@pytest.mark.parametrize("pin", [{"dp": 4, "zero": 3}, {"pp": 2, "dp": 2, "zero": 1}])
+def test_what_is_needed_is_enough_where_the_allocator_loses_a_share(pin: dict[str, Any]) -> None:
+    """To the byte, rounded as a plan's memory is: rotary tables, which layers share, too."""
+    job, spec = llama(layers=3), resolve_cluster("h100:4")
+
+    def planned(memory_bytes: int) -> autopar.Plan:
+        device = replace(spec.device, memory_bytes=memory_bytes)
+        here = replace(spec, device=device)
+        return autopar.compile(
+            job.model, here, job.batch, loss=job.loss, pin=pin, memory_fraction=1.0
+        ).plan
+
+    limit = 2_577_000_000
+    with pytest.raises(InfeasibleError) as caught:
+        planned(limit)
+    needed = limit + caught.value.short_bytes
+    assert planned(needed).predicted.memory_bytes <= needed
+    with pytest.raises(InfeasibleError):
+        planned(needed - 1)

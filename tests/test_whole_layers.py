@@ -15,6 +15,7 @@ from test_outline import space
 
 from autopar.cluster import resolve_cluster
 from autopar.layouts.stages import make_cut
+from autopar.planning.cuts import every_cut
 from autopar.planning.ilp import solve
 from autopar.planning.outer import Dropped
 from autopar.planning.problem import Solution
@@ -165,3 +166,21 @@ def test_no_cut_is_below_the_bound(name: str, more: int) -> None:
                 assert done.answer.solution.memory_bytes <= limit
                 assert done.answer.solution.seconds >= least * (1 - 1e-9)
     assert compared >= 3 and higher >= 1
+
+
+def test_cuts_of_many_layers_in_several_parts_are_not_looked_at_one_by_one() -> None:
+    """A single cut of 48 layers: the solver would take minutes to prove what it finds."""
+    every = {}
+    for layers in (24, 48):
+        job = gpt2(layers=layers)
+        pin = {"pp": 2, "dp": 2, "microbatches": 4, "zero": False, "recompute": False}
+        found = space(job, resolve_cluster(cluster()), pin=pin)
+        (unopened,) = (one for one in found.settings() if isinstance(one, Unopened))
+        for tried in found.open(unopened):
+            assert isinstance(tried, Tried)
+            brief = tried.layered.schedule.brief
+            if brief.chunks > 1 and layers % brief.parts == 0 and layers not in every:
+                low = relax(tried, found.options)
+                assert isinstance(low, Tried) and low.anywhere is not None
+                every[layers] = every_cut(low.anywhere)
+    assert every[24] is not None and len(every[24]) == 1 and every[48] is None

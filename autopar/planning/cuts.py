@@ -73,15 +73,16 @@ def every_cut(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     return sorted(one for one in bounds if one[0] < np.inf)
 
 
-SMALL = 40
-"""Of several parts a stage so many cuts are looked at one by one."""
+SMALL, LAYERS = 40, 40
+"""Of several parts a stage so many cuts of so many layers are looked at one by one: with more layers
+the solver takes minutes to prove what it found, and a bound of whole layers says nearly as much."""
 
 
 def _every_of_chunks(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
     """The same of several parts a stage, where cuts have no bound of their own: what a stage needs
     isn't the sum of what its parts need. First the one that is likely to be best."""
     layered = anywhere.layered
-    if layered.inside_groups or layered.is_large:
+    if layered.inside_groups or layered.is_large or len(layered.kinds) > LAYERS:
         return None
     found = list(itertools.islice(_counts(anywhere.spread, len(layered.kinds)), SMALL + 1))
     if len(found) > SMALL:

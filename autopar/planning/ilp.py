@@ -43,6 +43,7 @@ on how many layers take a choice, or a pair of layouts, moves the bound.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -103,12 +104,17 @@ def solve(
     return found if isinstance(found, Solution | Infeasible) else smallest_of(task, found)
 
 
-def smallest(problem: PlanningProblem, solver: str, time_limit_s: float | None) -> Infeasible:
-    """By how many bytes the choice that needs least is over the limit, in which nothing fits."""
-    task = Task(problem, undominated(problem), solver, 0.0, time_limit_s, None)
-    found = smallest_of(task, math.inf)
-    assert isinstance(found, Infeasible), "something fits"
-    return found
+def smallest(
+    problem: PlanningProblem, solver: str, time_limit_s: float | None
+) -> Solution | Infeasible:
+    """The choices that need the least bytes, whether they fit or not; Infeasible where there are
+    none."""
+    boundless = replace(problem, limit_bytes=BOUNDLESS)
+    return smallest_of(Task(boundless, undominated(problem), solver, 0.0, time_limit_s, None), 0.0)
+
+
+BOUNDLESS = 2**60
+"""Bytes that nothing needs."""
 
 
 def over_bytes(problem: PlanningProblem, solver: str) -> float:

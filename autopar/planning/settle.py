@@ -49,7 +49,7 @@ def settle(
         gap = options.gap / 2 if tried.seen else options.gap
         mine = replace(options, gap=gap, time_limit_s=deadline.left_s)
         try:
-            layered, found = _of_cut(tried, cut, mine, worth_s, proves)
+            tried, found = _with_cut(tried, cut, mine, options, worth_s, proves)
         except OutOfTimeError:
             bounds_s.append(low_s)
             continue
@@ -65,9 +65,8 @@ def settle(
                 queue[:0] = _roomier(tried, spare_bytes)
             continue
         bounds_s.append(max(low_s, found.bound_seconds))
-        tried = _answered(tried, layered, found, cut, options)
     proven_s = max(tried.bound_s, min(bounds_s))
-    result = None if tried.answer else result
+    result = None if tried.answer else result or tried.result
     return replace(
         tried,
         bound_s=proven_s,
@@ -75,6 +74,27 @@ def settle(
         rounds=tried.rounds + 1,
         every_cut=proves and tried.anywhere is not None and not tried.layered.is_large,
     )
+
+
+def _with_cut(
+    tried: Tried,
+    cut: Cut | None,
+    own: SearchOptions,
+    options: SearchOptions,
+    worth_s: float,
+    proves: bool,
+) -> tuple[Tried, Solution | Infeasible]:
+    """The setting with the best program of a cut, and what was found. Errors: OutOfTimeError."""
+    layered, found = _of_cut(tried, cut, own, worth_s, proves)
+    if isinstance(found, Solution):
+        tried = _answered(tried, layered, found, cut, options)
+        if tried.result is not None:
+            # The search rounds bytes apart from the account: once more with what it lacks less.
+            less = replace(own, limit_bytes=own.limit_bytes - tried.result.short_bytes)
+            layered, again = _of_cut(tried, cut, less, worth_s, proves)
+            if isinstance(again, Solution):
+                tried = _answered(tried, layered, again, cut, options)
+    return tried, found
 
 
 def _roomier(tried: Tried, spare_bytes: int) -> list[tuple[float, Cut | None]]:
@@ -190,7 +210,8 @@ def _of_cut(
     anywhere = tried.anywhere
     if cut is None or anywhere is None:
         assert tried.problem is not None
-        return tried.layered, _solved(tried.problem, tried.low, options, worth_s, proves)
+        problem = replace(tried.problem, limit_bytes=options.limit_bytes)
+        return tried.layered, _solved(problem, tried.low, options, worth_s, proves)
     if proves and tried.by_stage:
         by_stage = StagePricer(tried.layered_by_stage, cut)
         problem = by_stage.problem(options.limit_bytes)
@@ -253,7 +274,8 @@ def _answered(
     step_s, spent = step_seconds(books, program.setting), spent_in_step(books, program.setting)
     answer = tried.answer
     sharp = answer and step_s == answer.step_s and found.seconds > answer.solution.seconds
-    fits = max(sum(one.memory.values()) for one in books) <= options.limit_bytes
-    if fits and (step_s < tried.step_s or sharp):
+    over_bytes = max(sum(one.memory.values()) for one in books) - options.limit_bytes
+    if over_bytes <= 0 and (step_s < tried.step_s or sharp):
         answer = Answer(program, found, step_s)
-    return replace(tried, answer=answer, seen=(*tried.seen, spent))
+    result = Infeasible(over_bytes, at_least=True) if over_bytes > 0 else None
+    return replace(tried, answer=answer, seen=(*tried.seen, spent), result=result)

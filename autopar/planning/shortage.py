@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 
 from autopar.errors import OutOfTimeError
+from autopar.layouts.stages import Cut
+from autopar.planning.account import books_by_stage
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.cuts import cuts
 from autopar.planning.deadline import after
@@ -58,12 +60,24 @@ def _over_bytes(tried: Tried, options: SearchOptions) -> int:
 
 
 def _shortage(tried: Tried, options: SearchOptions) -> int | None:
-    """By how many bytes the smallest program of a setting is too large; None where it has none."""
-    problems = [tried.problem]
+    """By how many bytes the smallest program of a setting is too large, as the search counts and
+    its account; None where it has none."""
+    places: list[Cut | None] = [None]
     if tried.problem is None:
-        wide = Anywhere(tried.layered, 2**60)
-        problems = [
-            StagePricer((tried.layered,), cut).problem(options.limit_bytes) for cut in cuts(wide)
-        ]
-    found = [smallest(p, options.solver, options.time_limit_s) for p in problems if p is not None]
-    return min((f.short_bytes for f in found if not f.impossible), default=None)
+        places = [*cuts(Anywhere(tried.layered, 2**60))]
+    found = [_short_bytes(tried, cut, options) for cut in places]
+    return min((short_bytes for short_bytes in found if short_bytes is not None), default=None)
+
+
+def _short_bytes(tried: Tried, cut: Cut | None, options: SearchOptions) -> int | None:
+    problem = tried.problem
+    if cut is not None:
+        problem = StagePricer((tried.layered,), cut).problem(options.limit_bytes)
+    assert problem is not None
+    least = smallest(problem, options.solver, options.time_limit_s)
+    if isinstance(least, Infeasible):
+        return None
+    program = tried.layered.program(least.choices, cut)
+    books = books_by_stage(program, tried.layered.pricer.prices, options.state_ratio)
+    needed = max(sum(one.memory.values()) for one in books)
+    return max(needed, least.memory_bytes) - options.limit_bytes
