@@ -74,8 +74,9 @@ def every_cut(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
 
 
 SMALL, LAYERS = 40, 40
-"""Of several parts a stage so many cuts of so many layers are looked at one by one: with more layers
-the solver takes minutes to prove what it found, and a bound of whole layers says nearly as much."""
+"""Of several parts a stage so many cuts of so many layers are looked at one by one: with more
+layers the solver takes minutes to prove what it found, and a bound of whole layers says nearly as
+much."""
 
 
 def _every_of_chunks(anywhere: Anywhere) -> list[tuple[float, tuple[int, ...]]] | None:
