@@ -5,7 +5,7 @@ p // stages of that stage). A step runs every microbatch forward through all par
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -24,12 +24,17 @@ class Action:
     part: int
     microbatch: int
 
+    @property
+    def key(self) -> "Key":
+        """The same as a tuple, which is looked up faster."""
+        return self.kind, self.part, self.microbatch
+
     def __str__(self) -> str:
         return f"{self.kind} of part {self.part}, microbatch {self.microbatch}"
 
 
 Key = tuple[Kind, int, int]
-"""An action's kind, part and microbatch: as a tuple, which is looked up faster."""
+"""An action's kind, part and microbatch."""
 
 
 @dataclass(frozen=True, order=True)
@@ -92,29 +97,21 @@ class Table:
             for stage, order in enumerate(self.orders):
                 while at[stage] < len(order):
                     action = order[at[stage]]
-                    start = free[stage]
-                    for one in self._needs(action):
-                        end = ends.get(one)
-                        if end is None:
-                            break
-                        start = max(start, end)
-                    else:
-                        starts[action], free[stage] = start, start + TICKS[action.kind]
-                        ends[action.kind, action.part, action.microbatch] = free[stage]
-                        at[stage] += 1
-                        moved = True
-                        continue
-                    break
+                    needed = self._needs(action)
+                    if any(one not in ends for one in needed):
+                        break
+                    start = max([free[stage], *(ends[one] for one in needed)])
+                    starts[action], free[stage] = start, start + TICKS[action.kind]
+                    ends[action.key] = free[stage]
+                    at[stage] += 1
+                    moved = True
         stuck = [order[i] for order, i in zip(self.orders, at, strict=True) if i < len(order)]
         if stuck:
             raise BrokenScheduleError(f"these wait for ever: {'; '.join(map(str, stuck))}")
         return starts
 
-    def needs(self, action: Action) -> Iterator[Action]:
-        """What must have ended before an action."""
-        return (Action(*one) for one in self._needs(action))
-
     def _needs(self, action: Action) -> list[Key]:
+        """What must have ended before an action."""
         kind, part, microbatch = action.kind, action.part, action.microbatch
         back: Kind = "I" if self.splits_backward else "B"
         match kind:
@@ -141,7 +138,7 @@ class Table:
                 for part in range(stage, self.parts, self.stages)
                 for microbatch in range(self.microbatches)
             }
-            wrong = wanted.symmetric_difference([(a.kind, a.part, a.microbatch) for a in order])
+            wrong = wanted.symmetric_difference(action.key for action in order)
             if wrong or len(order) != len(wanted):
                 named = ", ".join(str(Action(*one)) for one in sorted(wrong)[:3])
                 named = named or "an action twice"

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.layouts.effects import (
-    COST_CLASS,
-    compute_effects,
-)
+from autopar.layouts.effects import COST_CLASS, compute_effects
 from autopar.layouts.layout import Setting
 from autopar.layouts.program import Program
 from autopar.layouts.state_ratio import StateRatio
@@ -113,7 +110,7 @@ def step_seconds(every: Sequence[Books], setting: Setting) -> float:
 def _predicted(program: Program, prices: Prices, every: Sequence[Books], tokens: int) -> Predicted:
     """Times are those of the slowest stage, memory that of the fullest."""
     slowest = max(every, key=lambda books: books.step_s)
-    fullest = max(every, key=lambda books: sum(books.memory.values()))
+    fullest = max(every, key=lambda books: books.memory_bytes)
     schedule = program.setting.schedule
     step_s = step_seconds(every, program.setting)
     flops = model_flops(program)
@@ -125,14 +122,14 @@ def _predicted(program: Program, prices: Prices, every: Sequence[Books], tokens:
     }
     rates = dict(prices.cluster.device.flops_per_s)
     peak = max((rates[d] for d in dtypes if d in rates), default=max(rates.values()))
-    stages = tuple(StagePredicted(b.step_s, sum(b.memory.values())) for b in every)
+    stages = tuple(StagePredicted(b.step_s, b.memory_bytes) for b in every)
     return Predicted(
         step_s,
         slowest.seconds.get("compute", 0.0),
         slowest.seconds.get("communication", 0.0),
         slowest.seconds.get("optimizer", 0.0),
         step_s - slowest.step_s if schedule is not None else 0.0,
-        sum(fullest.memory.values()),
+        fullest.memory_bytes,
         fullest.memory,
         flops,
         tokens / step_s,

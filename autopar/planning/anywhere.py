@@ -313,13 +313,7 @@ class Anywhere:
     def own_s(self, each: float, once: float) -> list[float]:
         """What each stage takes at least beside layers, of so many microbatches' seconds and of
         those once a step."""
-        found = []
-        for stage, base in enumerate(self._fixed.base):
-            total = float(each * base[SECONDS] + once * base[STEP])
-            for costs in self._fixed.rows(stage):
-                total += float((each * costs[:, SECONDS] + once * costs[:, STEP]).min())
-            found.append(total)
-        return found
+        return [room.least_beside_s for room in self.rooms(each, once)]
 
     @cached_property
     def spans(self) -> Spans:

@@ -89,6 +89,11 @@ class Books:
         return sum(self.seconds.values())
 
     @property
+    def memory_bytes(self) -> int:
+        """All that a rank holds."""
+        return sum(self.memory.values())
+
+    @property
     def microbatch_s(self) -> float:
         """What all microbatches take together."""
         return self.step_s - self.once_s

@@ -85,7 +85,7 @@ class Pricer:
     groups: dict[tuple[str, Recomputed | None], tuple[str, ...]] = field(default_factory=dict)
     typings: dict[Hashable, tuple[RegionTyping, ...]] = field(default_factory=dict)
     kinds: dict[Hashable, Any] = field(default_factory=dict)
-    """What `kinds` makes of alike layers."""
+    """What `kinds` makes of alike layers, and of parts of the skeleton."""
     weighed: dict[Weights, "Pricer"] = field(default_factory=dict)
 
     @functools.cached_property

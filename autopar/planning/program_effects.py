@@ -48,12 +48,12 @@ class Known:
     """What was worked out of a program: by layers that run alike, and by parts that have the same
     of the skeleton. `wanted`: by part, the conversions that its ops need."""
 
+    wanted: Mapping[int, Collection[tuple[str, Layout]]]
     layers: dict[Hashable, tuple[tuple[Effect, ...], tuple[Kept, ...]]] = field(
         default_factory=dict
     )
     skeletons: dict[SkeletonPart | None, Own] = field(default_factory=dict)
     parts: SkeletonParts = field(default_factory=SkeletonParts)
-    wanted: dict[int, set[tuple[str, Layout]]] = field(default_factory=dict)
 
 
 def stage_effects(
@@ -65,7 +65,7 @@ def stage_effects(
         return
     assert program.setting.schedule is not None
     table = program.setting.schedule.table
-    known = Known()
+    known = Known(_wanted(program.flows[""], program.cut))
     for stage in range(table.stages):
         parts = range(stage, table.parts, table.stages)
         found = [part_effects(program, state_ratio, part, known) for part in parts]
@@ -75,7 +75,7 @@ def stage_effects(
 def program_effects(program: Program, state_ratio: StateRatio) -> Iterator[tuple[str, Effect]]:
     """Every effect of a step, with the layer that it belongs to."""
     places = dict.fromkeys(path for path, _ in program.model.instances())
-    yield from _instances(program, places, state_ratio, Known())
+    yield from _instances(program, places, state_ratio, Known({}))
     for effect in unused_effects(program.model):
         yield "", effect
     yield from _scalars(program)
@@ -142,11 +142,8 @@ def _of_skeleton(
     alike = None if here is None else known.parts.of(program.model.skeleton, here)
     if alike not in known.skeletons:
         known.skeletons[alike] = _own(program, "", state_ratio, here)
-    own, wanted = known.skeletons[alike], None
-    if here is not None:
-        if not known.wanted:
-            known.wanted.update(_wanted(program.flows[""], here.cut))
-        wanted = known.wanted.get(here.part, set())
+    own = known.skeletons[alike]
+    wanted = None if here is None else known.wanted.get(here.part, set())
     effects = (*own.outside, *_conversions(program, "", wanted), *own.inside)
     return effects, own.kept, own.late
 

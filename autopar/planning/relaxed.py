@@ -17,8 +17,7 @@ A choice c that lies in a solution of cost U has w(c) − min w ≤ U − bound:
 it can matter.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +69,7 @@ def loosened(problem: PlanningProblem, groups: dict[tuple[int, str], list[int]])
     """A problem as the relaxation sees it."""
     stages = problem.stages or WHOLE
     moments: dict[str, int] = {"group ": 0}  # the base's group
-    every, freed = [], _most_freed(problem, stages)
+    every, freed = [], _most_freed(problem, stages, groups)
     for k, ((_, group), slots) in enumerate(groups.items()):
         rows = choice_rows(problem.slots[slots[0]].choices, stages, freed)
         moment = moments.setdefault(group or f"alone {k}", len(moments))
@@ -81,15 +80,17 @@ def loosened(problem: PlanningProblem, groups: dict[tuple[int, str], list[int]])
     return Loose(problem.limit_bytes, stages, tuple(every), base)
 
 
-def _most_freed(problem: PlanningProblem, stages: Stages) -> list[int]:
+def _most_freed(
+    problem: PlanningProblem, stages: Stages, groups: Mapping[tuple[int, str], Sequence[int]]
+) -> list[int]:
     """By stage, what all slots free at most."""
     most = [0] * len(stages.in_flight)
-    times = Counter(id(slot.choices) for slot in problem.slots)
-    for key, choices in {id(slot.choices): slot.choices for slot in problem.slots}.items():
+    for slots in groups.values():
+        choices = problem.slots[slots[0]].choices
         every = [share for choice in choices for share in _shares(choice) if share.freed_bytes]
         for stage in {share.stage for share in every}:
             freed = max(share.freed_bytes for share in every if share.stage == stage)
-            most[stage] += times[key] * freed
+            most[stage] += len(slots) * freed
     return most
 
 

@@ -123,15 +123,16 @@ def least_layer(
 ) -> tuple[Floats, Floats]:
     """[multiplier, part]: the least seconds of a layer, with so much for each byte, on a stage with
     so many layers. [part]: its least bytes."""
-    own_s, sizes = fastest(rows[:, SECONDS], room.layer_bytes(rows, layers))
-    weights = (own_s + multipliers[:, None, None] * sizes).min(axis=-1)
+    sizes = room.layer_bytes(rows, layers)
+    kept = fastest(rows[:, SECONDS], sizes)
+    rows, sizes = rows[kept], sizes[:, kept]
+    weights = (rows[:, SECONDS] + multipliers[:, None, None] * sizes).min(axis=-1)
     return weights, sizes.min(axis=-1)
 
 
-def fastest(seconds: Floats, sizes: Floats) -> tuple[Floats, Floats]:
+def fastest(seconds: Floats, sizes: Floats) -> NDArray[np.int64]:
     """Of rows with their sizes [part, row], those that no other is faster than and no larger."""
-    kept = pareto(np.vstack([seconds, sizes]).T)
-    return seconds[kept], sizes[:, kept]
+    return pareto(np.vstack([seconds, sizes]).T)
 
 
 def best_of(rows: Floats, room: Room) -> NDArray[np.int64]:

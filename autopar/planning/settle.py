@@ -160,8 +160,7 @@ def _with_columns(layered: Layered, cut: Cut, whole: Whole) -> Layered:
     for path, kind in layered.kinds.items():
         key = cut.part_of(path) % stages, order[id(kind)]
         if key not in made:
-            columns = whole.columns[key[0]][key[1]]
-            made[key] = kind.only(np.array(columns)) if columns else kind
+            made[key] = kind.only(np.array(whole.columns[key[0]][key[1]]))
         given[path] = made[key]
     return replace(layered, given=given)
 
@@ -274,7 +273,7 @@ def _answered(
     step_s, spent = step_seconds(books, program.setting), spent_in_step(books, program.setting)
     answer = tried.answer
     sharp = answer and step_s == answer.step_s and found.seconds > answer.solution.seconds
-    over_bytes = max(sum(one.memory.values()) for one in books) - options.limit_bytes
+    over_bytes = max(one.memory_bytes for one in books) - options.limit_bytes
     if over_bytes <= 0 and (step_s < tried.step_s or sharp):
         answer = Answer(program, found, step_s)
     result = Infeasible(over_bytes, at_least=True) if over_bytes > 0 else None

@@ -10,7 +10,7 @@ from autopar.planning.account import books_by_stage
 from autopar.planning.anywhere import Anywhere
 from autopar.planning.cuts import cuts
 from autopar.planning.deadline import after
-from autopar.planning.ilp import over_bytes, smallest
+from autopar.planning.ilp import BOUNDLESS, over_bytes, smallest
 from autopar.planning.problem import Infeasible
 from autopar.planning.stage_price import StagePricer
 from autopar.planning.tried import SearchOptions, Tried
@@ -64,7 +64,7 @@ def _shortage(tried: Tried, options: SearchOptions) -> int | None:
     its account; None where it has none."""
     places: list[Cut | None] = [None]
     if tried.problem is None:
-        places = [*cuts(Anywhere(tried.layered, 2**60))]
+        places = [*cuts(Anywhere(tried.layered, BOUNDLESS))]
     found = [_short_bytes(tried, cut, options) for cut in places]
     return min((short_bytes for short_bytes in found if short_bytes is not None), default=None)
 
@@ -79,5 +79,5 @@ def _short_bytes(tried: Tried, cut: Cut | None, options: SearchOptions) -> int |
         return None
     program = tried.layered.program(least.choices, cut)
     books = books_by_stage(program, tried.layered.pricer.prices, options.state_ratio)
-    needed = max(sum(one.memory.values()) for one in books)
+    needed = max(one.memory_bytes for one in books)
     return max(needed, least.memory_bytes) - options.limit_bytes

@@ -10,8 +10,8 @@ from autopar.layouts.stages import Here
 @dataclass(frozen=True)
 class SkeletonPart:
     """`regions`: of its ops that belong to regions and its weights, those that lie in the part, and
-    those whose gradients several stages sum; `outside`: other ops but
-    calls of layers, buffers and constants of it."""
+    those whose gradients several stages sum; `outside`: other ops but calls of layers, buffers and
+    constants of it."""
 
     regions: Hashable
     outside: frozenset[str]

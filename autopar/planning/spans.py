@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from autopar.planning.loose import BRIEF, HELD, RESIDENT, SECONDS, STEP, TRANSIENT
 from autopar.planning.pareto import pareto
-from autopar.planning.rooms import FACTORS, FINE, Room
+from autopar.planning.rooms import FACTORS, FINE, Room, fastest
 
 Floats = NDArray[np.float64]
 
@@ -115,9 +115,8 @@ def span_of(layers: Layers, room: Room, chunk: int) -> tuple[Floats, Floats]:
         lengths, more = LENGTHS[-1:], float(room.moments(rows, chunk).min())
     sizes = np.array([room.part_bytes(rows, length, chunk) for length in lengths.tolist()])
     over = runs.sums(layers.least(sizes)) + more - left
-    best, every = np.zeros(1), _multipliers(layers, sizes[0])
-    own, own_sizes = _fastest(layers, sizes)
-    for multipliers in every:
+    best, (own, own_sizes) = np.zeros(1), _fastest(layers, sizes)
+    for multipliers in _multipliers(layers, sizes[0]):
         values = own.rows[:, SECONDS] + multipliers[None, :, None] * own_sizes[:, None, :]
         beside_s = room.beside_s(multipliers) + multipliers * more
         best = np.maximum(best, (runs.sums(own.least(values)) + beside_s[:, None]).max(axis=0))
@@ -129,9 +128,11 @@ def _fastest(layers: Layers, sizes: Floats) -> tuple[Layers, Floats]:
     the least and the most layers sizes are between those with as many."""
     if layers.runs.counts is None:
         return layers, sizes
-    costs = np.vstack([layers.rows[:, SECONDS], sizes[0], sizes[-1]]).T
-    ends = [*layers.starts[1:], len(costs)]
-    kept = [a + pareto(costs[a:b]) for a, b in zip(layers.starts, ends, strict=True)]
+    seconds, ends = layers.rows[:, SECONDS], [*layers.starts[1:], len(layers.rows)]
+    kept = [
+        a + fastest(seconds[a:b], sizes[[0, -1], a:b])
+        for a, b in zip(layers.starts, ends, strict=True)
+    ]
     rows, starts = np.concatenate(kept), np.cumsum([0, *map(len, kept[:-1])])
     return replace(layers, rows=layers.rows[rows], starts=starts), sizes[:, rows]
 

@@ -4,7 +4,7 @@ bounds let a stage mix choices.
 With E for what comes late (`Stages`), late + spare · slowest, stages are coupled only by a largest
 and a sum: a step is (per_slowest − spare) · slowest + per_stage · Σ τ + E. For each E a stage has
 with so many layers a least τ, by multipliers y of its own late part; which stage has how many is
-found by dynamic programming, and the bound is the least over E, in steps.
+found by dynamic programming, and the bound is the least over E, in ranges.
 """
 
 import heapq
@@ -117,9 +117,11 @@ class _Tables:
             if fewest <= sum(layers) <= self.counts[-1] and self._can_have(stage, layers):
                 # Of few it is enough that they take no less than none.
                 some = layers if sum(layers) in self.counts else None
-                if self._value(stage, some, 0.0, slowest_s) < slowest_s:
-                    own = [self._value(stage, some, y) for y in self.multipliers]
-                    found[layers] = np.array(own)
+                none, *others = self.multipliers
+                alone_s = self._value(stage, some, none, slowest_s)
+                if alone_s < slowest_s:
+                    own = (self._value(stage, some, y) for y in others)
+                    found[layers] = np.array([alone_s, *own])
         return found
 
     @cached_property
@@ -170,9 +172,9 @@ class _Tables:
         for y in self.multipliers:
             room, memory = self.rooms[y][stage], self.memories[y]
             _, moment, way = self._best(stage, layers, y, narrow=NARROWER)
+            if way is None:  # they don't fit
+                continue
             for share in LESS:
-                if way is None:  # they don't fit
-                    break
                 chosen = memory.choices(way, share * room.left_bytes - moment)
                 for kind, columns in chosen.items():
                     found[kind] |= columns
